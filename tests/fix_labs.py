@@ -29,8 +29,7 @@ ROOM = 12  # labs that are kept for the module's next tests, with two connection
 
 def judged(lab: Lab, *ids: str, profile: str = "quick") -> dict[str, Judgement]:
     """What a check says of some guarantees by their programs alone, and by none of the others'."""
-    offer = calibrate(lab)
-    findings = Findings(lab, offer, 0)
+    findings = Findings(lab, calibrate(lab), 0)
     wanted = select(ids)
     examination = Examination(findings, profile_of(profile, by_clients=lab.by_clients))
     examination.examine(wanted, lambda _what, _fraction: None, lambda: False)

@@ -15,10 +15,10 @@ from queueproof.postgres import Server
 from queueproof.queues.sqlfile import SqlFileQueue, load, load_text
 from queueproof.queues.worker import WorkerQueue
 from tests.fix_places import STRATEGIES
+from tests.fix_programs import PATIENCE
 from tests.fix_queues import CLAIM_MANY, queue_file
 from tests.fix_queues import COMPLETE as COMPLETED
 
-PATIENCE = 60.0  # seconds; where a load ends that should long have ended by itself
 BRIEF = 0.1  # seconds, for a load that never ends by itself
 
 TABLE = "CREATE TABLE jobs (id bigserial, status text NOT NULL DEFAULT 'queued', note text);"

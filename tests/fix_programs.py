@@ -8,6 +8,7 @@ import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
+from subprocess import CompletedProcess
 from typing import Any, Protocol
 
 import pytest
@@ -59,6 +60,12 @@ def ends(process: subprocess.Popen[str], number: int) -> str:
     _, told = process.communicate(timeout=PATIENCE)
     assert process.returncode == 128 + number
     return told
+
+
+def finished(*command: object, check: bool = False, **how: Any) -> CompletedProcess[str]:  # noqa: ANN401
+    """A program that has come to its end, and what it said; `how` is subprocess.run's."""
+    usual = {"capture_output": True, "text": True, "timeout": 2 * PATIENCE}
+    return subprocess.run([*map(str, command)], check=check, **{**usual, **how})  # noqa: S603
 
 
 @contextmanager

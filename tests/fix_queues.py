@@ -5,8 +5,11 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+
+from queueproof.queues.worker import WorkerProcess, WorkerQueue
 
 Write = Callable[[str], str]
 
@@ -66,6 +69,14 @@ def queue_file(*, header: str = "", table: str = TABLE, more: str = "", **blocks
         for name, text in written.items()
         if text
     )
+
+
+def answered(
+    queue: WorkerQueue, process: WorkerProcess, operation: str, **arguments: object
+) -> Any:  # noqa: ANN401
+    """One operation of a worker process, from its arguments to its result."""
+    request = queue.request(operation, **arguments)
+    return queue.read(operation, request, process.ask(request))
 
 
 @pytest.fixture

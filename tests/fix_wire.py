@@ -376,8 +376,7 @@ class EachClient:
     def test_cut_before(self, holding: Bench, kind: Kind) -> None:
         """A client cut off before its statement gets an error, and the server never acted."""
         client = holding.start(kind.run, holding.dsn, [INSERT])
-        connection = holding.held_at(kind.shown(INSERT).sql)
-        assert holding.ids_after_a_cut(client, connection) == []
+        assert holding.ids_after_a_cut(client, holding.held_at(kind.shown(INSERT).sql)) == []
 
     def test_cut_before_a_sync(self, holding: Bench, kind: Kind) -> None:
         """Cut before its Sync an Execute is rolled back."""
@@ -390,13 +389,11 @@ class EachClient:
     def test_cut_in_a_transaction(self, holding: Bench, kind: Kind) -> None:
         """A transaction cut off before its COMMIT is rolled back, whatever the server did."""
         client = holding.start(kind.run, holding.dsn, TRANSACTION)
-        connection = holding.held_at("COMMIT")
-        assert holding.ids_after_a_cut(client, connection) == []
+        assert holding.ids_after_a_cut(client, holding.held_at("COMMIT")) == []
 
     def test_steps_of_a_transaction(self, holding: Bench, kind: Kind) -> None:
         """In an explicit transaction each statement is one step, and its Sync is none."""
-        client = holding.start(kind.run, holding.dsn, TRANSACTION)
-        steps = holding.go_through(client)
+        steps = holding.go_through(holding.start(kind.run, holding.dsn, TRANSACTION))
         sent = [step.sql.rstrip(";") for step in steps]
         assert sent[-4:] == [kind.shown(statement).sql for statement in TRANSACTION]
         assert holding.ids() == [105]
@@ -418,7 +415,6 @@ class EachClient:
 
     def test_passes_while_nothing_is_held(self, bench: Bench, kind: Kind) -> None:
         """Without a hold everything passes, and the connection's state is still known."""
-        client = bench.start(kind.run, bench.dsn, [*TRANSACTION, INSERT])
-        bench.finish(client)
+        bench.finish(bench.start(kind.run, bench.dsn, [*TRANSACTION, INSERT]))
         assert bench.ids() == [5, 105]
         bench.until(lambda: not bench.wire.connections(OWNER))

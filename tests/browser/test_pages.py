@@ -6,7 +6,6 @@ import html
 import json
 import re
 import shutil
-import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -20,10 +19,10 @@ from typing import Any, NamedTuple
 import pytest
 
 from tests.fix_places import ROOT, text_of
+from tests.fix_programs import finished
 
 pytestmark = pytest.mark.browser
 
-PATIENCE = 120.0  # seconds
 DESK, PHONE = 1280, 390  # pixels
 CHROMIUM = ("chromium", "chromium-browser", "google-chrome")
 # What a page does is asked from outside it, so that a page without scripts can be asked as well.
@@ -113,19 +112,14 @@ def shown(folder: Path, name: str, width: int = DESK) -> tuple[Any, list[str]]:
     chromium = next(filter(None, map(shutil.which, CHROMIUM)), None)
     assert chromium, "there is no Chromium here: apt-get install chromium"
     with serving(folder) as address:
-        done = subprocess.run(  # noqa: S603 - the browser
-            [
-                chromium,
-                *("--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"),
-                *("--enable-logging=stderr", "--virtual-time-budget=10000", "--dump-dom"),
-                "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1",
-                f"--user-data-dir={folder / 'profile'}",
-                f"--window-size={width + 20},900",
-                f"{address}/{name}",
-            ],
-            capture_output=True,
-            text=True,
-            timeout=PATIENCE,
+        done = finished(
+            chromium,
+            *("--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"),
+            *("--enable-logging=stderr", "--virtual-time-budget=10000", "--dump-dom"),
+            "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1",
+            f"--user-data-dir={folder / 'profile'}",
+            f"--window-size={width + 20},900",
+            f"{address}/{name}",
             check=True,
         )
     told = TITLE.search(done.stdout)
@@ -168,13 +162,7 @@ def barriers(page: Path, folder: Path | None = None) -> list[str]:
 
 def command(*arguments: str, exits: int = 0) -> None:
     """Run queueproof."""
-    done = subprocess.run(  # noqa: S603 - our own
-        [sys.executable, "-m", "queueproof", *arguments],
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE,
-        check=False,
-    )
+    done = finished(sys.executable, "-m", "queueproof", *arguments)
     assert done.returncode == exits, done.stderr
 
 
@@ -204,8 +192,8 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The documentation."""
     folder = tmp_path_factory.mktemp("site")
-    build = [sys.executable, "-m", "mkdocs", "build", "--quiet", "--site-dir", str(folder)]
-    subprocess.run(build, cwd=ROOT, timeout=PATIENCE, check=True)  # noqa: S603 - as `make docs`
+    build = ("build", "--quiet", "--site-dir", folder)
+    finished(sys.executable, "-m", "mkdocs", *build, cwd=ROOT, check=True)  # as `make docs`
     return folder
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 
 import psycopg
@@ -11,7 +10,7 @@ import pytest
 
 from queueproof.errors import ServerUnavailableError
 from queueproof.postgres import container, open_server
-from tests.fix_programs import Begin, Eventually
+from tests.fix_programs import Begin, Eventually, finished
 
 RUN = """
 import signal
@@ -24,14 +23,14 @@ with open_server("container") as server, server.database() as conninfo:
 
 def containers(process: int) -> set[str]:
     """Return the names of a process' containers, running or not; other tests have theirs."""
-    mine = f"name=queueproof-{process}-"
-    told = subprocess.run(  # noqa: S603 - no shell, and a number
-        ["docker", "ps", "--all", "--format", "{{.Names}}", "--filter", mine],  # noqa: S607
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    return set(told.stdout.split())
+    mine = ("--format", "{{.Names}}", "--filter", f"name=queueproof-{process}-")
+    return set(finished("docker", "ps", "--all", *mine, check=True).stdout.split())
+
+
+def refused(told: str, source: str = "container") -> None:
+    """See that there is no such server, and with which words."""
+    with pytest.raises(ServerUnavailableError, match=told), open_server(source):
+        pass
 
 
 @pytest.mark.container
@@ -64,22 +63,14 @@ def test_is_gone_after_kill(begin: Begin, eventually: Eventually) -> None:
 def test_image_not_there() -> None:
     """An image that cannot be had is named, with what to try."""
     image = "queueproof/no-such-image:0"
-    with (
-        pytest.raises(ServerUnavailableError, match=f"Does `docker pull {image}` succeed"),
-        open_server(f"container:{image}"),
-    ):
-        pass
+    refused(f"Does `docker pull {image}` succeed", f"container:{image}")
 
 
 @pytest.mark.container
 def test_container_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     """A container that ends instead of becoming a server is reported at once, with its log."""
     monkeypatch.setattr(container, "settings", lambda **_: {"no_such_setting": "on"})
-    with (
-        pytest.raises(ServerUnavailableError, match=r"(?s)its log ends:.*no_such_setting"),
-        open_server("container"),
-    ):
-        pass
+    refused(r"(?s)its log ends:.*no_such_setting")
     assert not containers(os.getpid())
 
 
@@ -87,18 +78,10 @@ def test_container_ends(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_docker_not_running(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without Docker the message says how to do with or without it."""
     monkeypatch.setenv("DOCKER_HOST", "tcp://127.0.0.1:1")
-    with (
-        pytest.raises(ServerUnavailableError, match=r"(?s)Docker does not answer.*embedded"),
-        open_server("container"),
-    ):
-        pass
+    refused(r"(?s)Docker does not answer.*embedded")
 
 
 def test_extra_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without testcontainers the message says what to install."""
     monkeypatch.setitem(sys.modules, "testcontainers.core.container", None)
-    with (
-        pytest.raises(ServerUnavailableError, match=r"pip install 'queueproof\[container\]'"),
-        open_server("container"),
-    ):
-        pass
+    refused(r"pip install 'queueproof\[container\]'")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import gc
 import signal
-import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import asdict
@@ -30,13 +29,13 @@ from queueproof.run.lab import Lab
 from queueproof.run.open import open_lab
 from tests.extras.fix_cluster import LONG, Cluster
 from tests.fix_commands import Command
-from tests.fix_programs import Begin
+from tests.fix_places import REFERENCE, STRATEGIES
+from tests.fix_programs import Begin, finished
 from tests.fix_queues import queue_file
 
 pytest_plugins = ["tests.extras.fix_cluster"]
 
-STRATEGIES = Path(__file__).resolve().parents[2] / "strategies"
-SOUND, BROKEN = STRATEGIES / "skip_locked.sql", STRATEGIES / "select_then_update.sql"
+SOUND, BROKEN = REFERENCE, STRATEGIES / "select_then_update.sql"
 SMALL = load_text(queue_file(), "q.sql")
 ASKED = ("single-claim", "claim-limit", "isolation")
 
@@ -196,9 +195,8 @@ def test_a_class_goes_with_its_module(
     folder = tmp_path / "here"
     folder.mkdir()
     (folder / "queue_of_one.py").write_text(QUEUE.format(imports=CLAIM, claim="CLAIM"))
-    (folder / "queue_of_two.py").write_text(
-        QUEUE.format(imports="import sql_of_two", claim="sql_of_two.CLAIM")
-    )
+    two = QUEUE.format(imports="import sql_of_two", claim="sql_of_two.CLAIM")
+    (folder / "queue_of_two.py").write_text(two)
     (folder / "sql_of_two.py").write_text(CLAIM)
     monkeypatch.syspath_prepend(folder)
     compare(resolve("queue_of_one:Mine"), server, cluster)
@@ -280,6 +278,4 @@ def test_who_helps_begins_without_what_it_does_not_need() -> None:
         "import queueproof.cluster.seat;"
         "print([m for m in ('hypothesis', 'distributed', 'rich', 'jinja2') if m in sys.modules])"
     )
-    command = [sys.executable, "-c", code]
-    out = subprocess.run(command, capture_output=True, text=True, check=True).stdout  # noqa: S603
-    assert out == "[]\n"
+    assert finished(sys.executable, "-c", code, check=True).stdout == "[]\n"

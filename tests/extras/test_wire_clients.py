@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import subprocess
 import uuid
 from collections.abc import Sequence
 from datetime import UTC, datetime
@@ -19,7 +18,7 @@ import pytest
 from queueproof.postgres.local import find_embedded
 from queueproof.wire.gate import Held
 from tests.fix_places import ROOT
-from tests.fix_programs import PATIENCE
+from tests.fix_programs import PATIENCE, finished
 from tests.fix_server import PEERS
 from tests.fix_wire import Bench, EachClient, Kind, Script, by_pipeline, by_psycopg
 
@@ -53,15 +52,7 @@ def by_asyncpg(dsn: str, script: Script) -> None:
 
 def by_program(told: str, argv: Sequence[object], **environment: str) -> None:
     """A client that is a program."""
-    done = subprocess.run(  # noqa: S603 - a client under test
-        list(map(str, argv)),
-        input=told,
-        check=False,
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE,
-        env={**os.environ, **environment},
-    )
+    done = finished(*argv, input=told, env={**os.environ, **environment})
     if done.returncode:
         raise RuntimeError(done.stderr)
 
@@ -69,11 +60,8 @@ def by_program(told: str, argv: Sequence[object], **environment: str) -> None:
 def by_node(dsn: str, script: Script, name: str | None = None) -> None:
     """node-postgres."""
     told = json.dumps({"statements": script, "name": name})
-    by_program(
-        "",
-        ["node", ROOT / "tests" / "node" / "client.cjs", dsn, told],
-        NODE_PATH=str(PEERS / "node_modules"),
-    )
+    argv = ["node", ROOT / "tests" / "node" / "client.cjs", dsn, told]
+    by_program("", argv, NODE_PATH=str(PEERS / "node_modules"))
 
 
 def by_pgbench(mode: str, dsn: str, script: Script) -> None:

@@ -15,16 +15,16 @@ from queueproof.postgres import Server
 from queueproof.queues.resolve import resolve
 from queueproof.queues.worker import WorkerProcess, WorkerQueue
 from queueproof.run.lab import Lab
+from tests.fix_server import PEERS
 
-FOLDER = Path(__file__).parents[2] / "strategies" / "peers"
 W1 = "00000000-0000-0000-0000-000000000001"
 W2 = "00000000-0000-0000-0000-000000000002"
 OVER = 1.07  # leases
 
 PGQUEUER = "strategies.peers.pgqueuer_worker:PgQueuer"
 PROCRASTINATE = "strategies.peers.procrastinate_worker:Procrastinate"
-PG_BOSS = f"exec: node {FOLDER}/pg_boss_worker.mjs"
-GRAPHILE = f"exec: node {FOLDER}/graphile_worker.mjs"
+PG_BOSS = f"exec: node {PEERS}/pg_boss_worker.mjs"
+GRAPHILE = f"exec: node {PEERS}/graphile_worker.mjs"
 
 every_peer = pytest.mark.parametrize(
     "peer",
@@ -43,8 +43,7 @@ class PeerLab(Lab):
     def _run_install(self) -> None:
         assert isinstance(self.queue, WorkerQueue)
         with self.queue.spawn("the installer") as process:
-            message = self.queue.request("install", dsn=self.conninfo)
-            assert process.ask(message, seconds=60) == {}
+            assert process.ask(self.queue.request("install", dsn=self.conninfo), seconds=60) == {}
 
 
 class Worker:
@@ -92,10 +91,11 @@ class Worker:
         return {job.id: job.state for job in self.ask("jobs")}
 
 
+WorkersOf = Callable[[str], tuple[Lab, Worker, Worker]]
+
+
 @pytest.fixture
-def workers_of(
-    server: Server, request: pytest.FixtureRequest
-) -> Iterator[Callable[[str], tuple[Lab, Worker, Worker]]]:
+def workers_of(server: Server, request: pytest.FixtureRequest) -> Iterator[WorkersOf]:
     """Installs a peer in a database of its own, and starts two of its workers."""
     with ExitStack() as stack:
 
@@ -161,9 +161,7 @@ def live(lab: Lab, first: Worker, second: Worker) -> None:
 
 
 @every_peer
-def test_jobs_live_through_claim_failure_and_recovery(
-    peer: str, workers_of: Callable[[str], tuple[Lab, Worker, Worker]]
-) -> None:
+def test_jobs_live_through_claim_failure_and_recovery(peer: str, workers_of: WorkersOf) -> None:
     """Each peer's workers do their part, and again once the tables are as after `install`."""
     lab, first, second = workers_of(peer)
     assert first.queue.order == "priority, fifo"
@@ -176,7 +174,7 @@ def test_jobs_live_through_claim_failure_and_recovery(
 
 @pytest.mark.slow
 def test_a_procrastinate_worker_that_begins_anew_has_a_row_of_its_own(
-    workers_of: Callable[[str], tuple[Lab, Worker, Worker]],
+    workers_of: WorkersOf,
 ) -> None:
     """After a reset ids begin anew: a heartbeat counts for the worker that sent it alone."""
     lab, first, second = workers_of(PROCRASTINATE)
@@ -197,14 +195,11 @@ def test_a_procrastinate_worker_that_begins_anew_has_a_row_of_its_own(
 
 @pytest.mark.node
 @pytest.mark.parametrize("peer", [PG_BOSS, GRAPHILE], ids=["pg-boss", "graphile-worker"])
-def test_a_worker_says_what_went_wrong_and_goes_on(
-    peer: str, workers_of: Callable[[str], tuple[Lab, Worker, Worker]]
-) -> None:
+def test_a_worker_says_what_went_wrong_and_goes_on(peer: str, workers_of: WorkersOf) -> None:
     """What the server refuses has its SQLSTATE, and the next message is heard."""
     _, worker, _ = workers_of(peer)
     message = worker.queue.request("enqueue", payload="{}", priority=10**12, queue="default")
-    answer = worker._process.ask(message)
-    assert answer["error"]["sqlstate"] == "22003"
+    assert worker._process.ask(message)["error"]["sqlstate"] == "22003"
     assert {worker.enqueue()} == set(worker.claim())
 
 
@@ -213,7 +208,7 @@ def node_worker(tmp_path: Path) -> WorkerQueue:
     """A Node.js worker without a queue: a claim tells the time, an end fails."""
     worker = tmp_path / "worker.mjs"
     worker.write_text(f"""
-        import {{ serve }} from '{(FOLDER / "lines.mjs").as_uri()}'
+        import {{ serve }} from '{(PEERS / "lines.mjs").as_uri()}'
         const year = (date) => date.getUTCFullYear()
         const told = () => [year(new Date()), year(new Date(Date.now())), year(new Date(Date())),
           year(new Date(0)), year(new Date('1999-12-31Z')), new Date() instanceof Date]
@@ -237,9 +232,7 @@ def test_a_node_worker_has_the_clock_that_it_is_given(node_worker: WorkerQueue) 
             process.ask({"op": "clock", "ahead": years * 365.25 * 86400})
             told.append([job["id"] for job in process.ask({"op": "claim"})["jobs"]])
     now = int(told[0][0])
-    assert told == [
-        [str(year), str(year), str(year), "1970", "1999", "true"] for year in (now, now + 4)
-    ]
+    assert told == [[*[str(now + n)] * 3, "1970", "1999", "true"] for n in (0, 4)]
 
 
 @pytest.mark.node

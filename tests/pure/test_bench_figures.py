@@ -58,8 +58,7 @@ def test_rounds_without_a_difference_say_nothing() -> None:
 
 def differs(logs: list[float]) -> bool:
     """Whether one of the planned looks calls two queues different; the interval may still veto."""
-    looks = Rule(len(logs)).looks
-    return any(chance(logs[:rounds]) <= ERROR / len(LOOKS) for rounds in looks)
+    return any(chance(logs[:rounds]) <= ERROR / len(LOOKS) for rounds in Rule(len(logs)).looks)
 
 
 @pytest.mark.parametrize("noise", ["even", "with stalls", "recorded", "drifting"])
@@ -75,8 +74,7 @@ def test_equal_queues_are_hardly_ever_called_different(noise: str) -> None:
         size = lots.choice(RECORDED) if noise == "recorded" else 0.1 + lots.gauss(0, 0.02)
         return lots.choice((-1, 1)) * size  # who went first was drawn by lot
 
-    wrong = sum(differs([one() for _ in range(40)]) for _ in range(2000))
-    assert wrong <= 2000 * ERROR
+    assert sum(differs([one() for _ in range(40)]) for _ in range(2000)) <= 2000 * ERROR
 
 
 def test_looking_after_every_round_would_err() -> None:
@@ -259,8 +257,6 @@ def test_histograms_merge() -> None:
     """Of several together the percentiles are those of all latencies, to three digits."""
     pytest.importorskip("hdrh")
     seconds = [n / 1000 for n in range(1, 1001)]
-    halves = [latency.encoded(seconds[start::2]) for start in (0, 1)]
-    found = latency.percentiles(halves)
-    assert found == pytest.approx(
-        {"p50": 0.5, "p95": 0.95, "p99": 0.99, "p99.9": 0.999, "max": 1.0}, rel=0.002
-    )
+    found = latency.percentiles([latency.encoded(seconds[start::2]) for start in (0, 1)])
+    wanted = {"p50": 0.5, "p95": 0.95, "p99": 0.99, "p99.9": 0.999, "max": 1.0}
+    assert found == pytest.approx(wanted, rel=0.002)

@@ -33,15 +33,13 @@ def test_the_values_of_some_sql_are_found(sql: str, found: Constants) -> None:
 
 def pieces_of(*, sql: str = "") -> Pieces:
     """What a queue offers in whose SQL something stands."""
-    queue = load_text(SKIP_LOCKED + sql, "q.sql")
-    return Pieces(Offer(queue, held=False))
+    return Pieces(Offer(load_text(SKIP_LOCKED + sql, "q.sql"), held=False))
 
 
 def test_a_program_is_given_no_queue_that_it_may_not_know() -> None:
     """A literal of an adapter was taken for one, and the library's error for a break."""
     pieces = pieces_of(sql="\n-- 'later'\nSELECT 'bulk-mail';")
-    named = {name for one in drawn(pieces) for name in one.queues}
-    assert "bulk-mail" in named
+    assert "bulk-mail" in {name for one in drawn(pieces) for name in one.queues}
     pieces.offer.queue.takes_any_queue = False
     assert {name for one in drawn(pieces) for name in one.queues} == {"default", "other"}
 

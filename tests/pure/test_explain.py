@@ -65,8 +65,7 @@ def test_prose_ends_at_the_edge_of_a_terminal(width: int, monkeypatch: pytest.Mo
         told.isatty = lambda: True  # type: ignore[method-assign]
         monkeypatch.setattr("sys.stdout", told)
         assert run(arguments) == Exit.HOLDS
-        lines = told.getvalue().partition("\n--- ")[0].splitlines()
-        assert max(map(len, lines)) <= width
+        assert max(map(len, told.getvalue().partition("\n--- ")[0].splitlines())) <= width
 
 
 def test_without_a_name_all_guarantees_are_listed(command: Command) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from xml.etree import ElementTree as ET
 
@@ -19,19 +20,14 @@ def card(*judgements: Judgement, queue: str = "q.sql") -> Card:
 
 def broken(reason: str = "w2 got job 1", story: str = "a story", line: int = 7) -> Judgement:
     """A break at a line of q.sql."""
-    return Judgement(
-        "single-claim", "broken", reason, story, "TOKEN", place=Place("db/q.sql", line)
-    )
+    place = Place("db/q.sql", line)
+    return Judgement("single-claim", "broken", reason, story, "TOKEN", place=place)
 
 
 def test_each_story_is_an_error_at_its_line() -> None:
     """All stories of a guarantee are told, each where its last statement stands."""
     further = Break("w3 too", "another", None, place=Place("db/q.sql", 9))
-    one = broken()
-    both = Judgement(
-        one.id, one.verdict, one.reason, one.story, one.replay, {}, [further], None, one.place
-    )
-    assert list(commands(card(both))) == [
+    assert list(commands(card(replace(broken(), more=(further,))))) == [
         "::error file=db/q.sql,line=7,title=queueproof%3A single-claim::w2 got job 1",
         "::error file=db/q.sql,line=9,title=queueproof%3A single-claim::w3 too",
     ]
@@ -39,14 +35,9 @@ def test_each_story_is_an_error_at_its_line() -> None:
 
 def test_what_holds_or_is_not_offered_is_no_annotation() -> None:
     """Accepted breaks are notices, open questions warnings, and the rest says nothing."""
-    found = commands(
-        card(
-            Judgement("order", "holds", "12 runs"),
-            Judgement("routing", "not-offered", "no queue"),
-            Judgement("fencing", "accepted", "late", "a story", None),
-            Judgement("backoff", "inconclusive", "no run"),
-        )
-    )
+    rest: tuple[Verdict, ...] = ("holds", "not-offered", "inconclusive")
+    accepted = Judgement("fencing", "accepted", "late", "a story", None)
+    found = commands(card(accepted, *(Judgement("order", one, "no run") for one in rest)))
     assert [line.partition(" ")[0] for line in found] == ["::notice", "::warning"]
 
 
@@ -69,9 +60,8 @@ def test_files_are_named_from_the_checkout_s_root(tmp_path: Path) -> None:
 
 def test_the_summary_has_a_row_per_guarantee_and_each_story_with_its_command() -> None:
     """A table, and below it what is broken, to be unfolded and run again."""
-    told = to_summary(
-        card(broken(), Judgement("order", "holds", "12 runs")), "queueproof replay q.sql"
-    )
+    both = card(broken(), Judgement("order", "holds", "12 runs"))
+    told = to_summary(both, "queueproof replay q.sql")
     assert "| `single-claim` | ❌ broken | w2 got job 1 |" in told
     assert "| `order` | ✅ holds | 12 runs |" in told
     assert told.count("<details>") == 1
@@ -90,9 +80,6 @@ def test_a_summary_stays_below_github_s_limit() -> None:
     told = to_summary(card(broken(), broken(story="x" * SUMMARY_BYTES)), "")
     assert told.count("<details>") == 1
     assert told.endswith("Further stories stand in the reports.\n")
-
-
-# --- the badge ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

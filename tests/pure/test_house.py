@@ -98,9 +98,8 @@ def floor(module: str) -> int:
 def test_every_part_has_its_place() -> None:
     """No folder or module of the package is missing in the list of floors, or twice in it."""
     listed = [one for parts in FLOORS for one in parts]
-    assert sorted(listed) == sorted(
-        {part(module_of(path, PACKAGE.parent)) for path in files(PACKAGE)}
-    )
+    there = {part(module_of(path, PACKAGE.parent)) for path in files(PACKAGE)}
+    assert sorted(listed) == sorted(there)
 
 
 def test_imports_never_run_back() -> None:
@@ -186,11 +185,7 @@ def functions(body: list[ast.stmt], owner: str = "", *bases: str) -> Iterator[Fu
 
 UNTOLD = {
     "cli": "the help text of an option says what it is",
-    "bench": "not all of them yet",
-    "history": "not all of them yet",
-    "report": "not all of them yet",
-    "run": "not all of them yet",
-    "schedule": "not all of them yet",
+    **dict.fromkeys(("bench", "history", "report", "run", "schedule"), "not all of them yet"),
 }
 """Parts whose functions' parameters are told elsewhere, with the place, or not yet."""
 

@@ -117,7 +117,6 @@ def test_a_proposal_is_not_yet_the_users_queue(
     added: tuple[str, ...], told: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """What `init` could not know stands there as long as nobody has looked at it."""
-    text = "".join(f"{line}\n" for line in added) + SKIP_LOCKED
-    _tell_todos(Output(), load_text(text, "q.sql"))
+    _tell_todos(Output(), load_text("".join(f"{line}\n" for line in added) + SKIP_LOCKED, "q.sql"))
     said = capsys.readouterr().out
     assert (said.startswith(told), bool(said)) == (True, bool(added))

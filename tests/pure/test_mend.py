@@ -108,18 +108,10 @@ def test_a_recovery_without_a_lock_is_given_one() -> None:
     )
     text = f"{head}-- name: recover(lease)\n{plain}{rest[rest.index('-- name:') :]}"
     found = {fix.what: fix for fix in fixes(Draft(text, "q.sql"), "non-blocking")}
-    fix = found["recover: chooses rows FOR UPDATE SKIP LOCKED first"]
-    assert (
-        "WHERE id = ANY (ARRAY(\n"
-        "  SELECT id\n"
-        "  FROM jobs\n"
-        "  WHERE status = 'running'\n"
-        "    AND locked_at < now() - :lease\n"
-        "  ORDER BY id\n"
-        "  FOR UPDATE SKIP LOCKED\n"
-        "))\n"
-        "RETURNING id;\n"
-    ) in fix.text
+    mended = found["recover: chooses rows FOR UPDATE SKIP LOCKED first"].text
+    assert "WHERE id = ANY (ARRAY(\n  SELECT id\n  FROM jobs\n  WHERE status" in mended
+    locks = "    AND locked_at < now() - :lease\n  ORDER BY id\n  FOR UPDATE SKIP LOCKED\n))"
+    assert locks in mended
 
 
 def test_every_form_says_what_it_may_mend() -> None:
@@ -179,21 +171,22 @@ def test_progress_tells_what_was_tried_for_a_guarantee() -> None:
     )
 
 
-def test_a_remedy_has_the_queue_s_own_names(written: Written) -> None:
-    """Table, columns, states and parameters are those of the file; what it does not tell stays."""
-    queue = written("""\
--- /// queue
--- lease = "30 seconds"
--- ///
--- name: schema#
-CREATE TABLE deliveries (id bigserial, state text DEFAULT 'pending', due timestamptz, tries int,
-  locked_until timestamptz);
--- name: enqueue(delay)
-INSERT INTO deliveries (due) VALUES (now() + :delay) RETURNING id;
--- name: claim(lease)
+LEASED = {"header": 'lease = "30 seconds"', "complete": "", "jobs": ""}
+DELIVERIES = queue_file(
+    **LEASED,
+    table="CREATE TABLE deliveries (id bigserial, state text DEFAULT 'pending',"
+    " due timestamptz, tries int, locked_until timestamptz);",
+    enqueue="(delay)\nINSERT INTO deliveries (due) VALUES (now() + :delay) RETURNING id;",
+    claim="""(lease)
 UPDATE deliveries SET state = 'in_flight', tries = tries + 1, locked_until = now() + :lease
 WHERE id = (SELECT id FROM deliveries WHERE due <= now() LIMIT 1) RETURNING id, tries AS attempt;
-""")
+""",
+)
+
+
+def test_a_remedy_has_the_queue_s_own_names(written: Written) -> None:
+    """Table, columns, states and parameters are those of the file; what it does not tell stays."""
+    queue = written(DELIVERIES)
     own = {name: in_own_names(CATALOGUE[name].safe, queue) for name in CATALOGUE}
     assert "WHERE id = :id AND state = 'in_flight' AND tries = :attempt`." in own["fencing"]
     assert "state = 'in_flight' AND locked_until < now()`, and end" in own["stale-recovery"]
@@ -206,21 +199,17 @@ WHERE id = (SELECT id FROM deliveries WHERE due <= now() LIMIT 1) RETURNING id, 
     assert [one.remedy for one in card.guarantees] == [own["fencing"], None]
 
 
-NUMBERED = """\
--- /// queue
--- lease = "30 seconds"
--- ///
--- name: schema#
-CREATE TABLE jobs (id bigserial, due_at bigint, vt {kind});
-CREATE FUNCTION now_ms() RETURNS bigint RETURN extract(epoch FROM now()) * 1000;
--- name: enqueue(delay)
-INSERT INTO jobs (due_at) VALUES (extract(epoch FROM now() + :delay) * 1000) RETURNING id;
--- name: claim(lease)
+NUMBERED = queue_file(
+    **LEASED,
+    table="CREATE TABLE jobs (id bigserial, due_at bigint, vt {kind});",
+    more="CREATE FUNCTION now_ms() RETURNS bigint RETURN extract(epoch FROM now()) * 1000;",
+    enqueue="""(delay)
+INSERT INTO jobs (due_at) VALUES (extract(epoch FROM now() + :delay) * 1000) RETURNING id;""",
+    claim="""(lease)
 UPDATE jobs SET vt = now_ms() + :lease
-WHERE id = (SELECT id FROM jobs WHERE due_at <= now_ms() LIMIT 1) RETURNING id;
--- name: heartbeat!
-UPDATE jobs SET vt = {anew} WHERE id = :id;
-"""
+WHERE id = (SELECT id FROM jobs WHERE due_at <= now_ms() LIMIT 1) RETURNING id;""",
+    heartbeat="!\nUPDATE jobs SET vt = {anew} WHERE id = :id;",
+)
 
 
 def test_a_time_that_is_a_number_is_compared_with_one(written: Written) -> None:
@@ -233,8 +222,7 @@ def test_a_time_that_is_a_number_is_compared_with_one(written: Written) -> None:
     assert "due_at <= extract(epoch FROM now()) * 1000`." in own["not-early"]
     assert "due_at = ceil(extract(epoch FROM clock_timestamp() + least(" in own["backoff"]
     assert "- 1, 16))) * 1000)`. What" in own["backoff"]
-    in_seconds = written(text.replace(" * 1000", ""))
-    seconds = in_own_names(CATALOGUE["stale-recovery"].safe, in_seconds)
+    seconds = in_own_names(CATALOGUE["stale-recovery"].safe, written(text.replace(" * 1000", "")))
     assert "vt < extract(epoch FROM now())`, and end" in seconds
 
 
@@ -279,19 +267,17 @@ def test_what_stands_in_an_included_file_is_left_alone(tmp_path: Path) -> None:
     assert "recover: locked_at < now() - :lease asked instead" in offered
 
 
-FLAGGED = """\
--- name: schema#
-CREATE TABLE inbox (id bigserial, stage text, held boolean, receipt uuid);
--- name: enqueue
-INSERT INTO inbox (stage) VALUES ('new') RETURNING id;
--- name: claim
+FLAGGED = queue_file(
+    table="CREATE TABLE inbox (id bigserial, stage text, held boolean, receipt uuid);",
+    enqueue="INSERT INTO inbox (stage) VALUES ('new') RETURNING id;",
+    claim="""
 UPDATE inbox SET {claimed}, receipt = gen_random_uuid()
-WHERE id = (SELECT id FROM inbox LIMIT 1) RETURNING id, receipt;
--- name: complete(id, receipt)!
-DELETE FROM inbox WHERE id = :id AND receipt = :receipt AND stage IN ('taken', 'begun');
--- name: heartbeat(id)!
-UPDATE inbox SET stage = 'begun' WHERE id = :id;
-"""
+WHERE id = (SELECT id FROM inbox LIMIT 1) RETURNING id, receipt;""",
+    complete="""(id, receipt)!
+DELETE FROM inbox WHERE id = :id AND receipt = :receipt AND stage IN ('taken', 'begun');""",
+    heartbeat="(id)!\nUPDATE inbox SET stage = 'begun' WHERE id = :id;",
+    jobs="",
+)
 
 
 @pytest.mark.parametrize(
@@ -314,9 +300,8 @@ def test_a_change_behind_the_last_line_is_told() -> None:
     before = "-- name: fail(id)\nUPDATE jobs SET x = 1 WHERE id = :id;"
     after = before.replace("\nUPDATE", "\nBEGIN;\nUPDATE") + "\nCOMMIT;\n"
     told = said(before, Fix("fail: BEGIN and COMMIT", "fail", after, 2, last=False), "q.sql")
-    assert told.startswith(
-        "Write `BEGIN;` after `-- name: fail(id)` (q.sql:1), and write `COMMIT;`"
-    )
+    begins = "Write `BEGIN;` after `-- name: fail(id)` (q.sql:1), and write `COMMIT;`"
+    assert told.startswith(begins)
 
 
 LISTED = """
@@ -356,11 +341,7 @@ MADE = {
     "listed": ("final-state", {"claim": LISTED}, "WHERE id = ANY (:ids) AND ended IS NULL"),
     "of another table": ("single-claim", {"claim": JOINED}, "FOR UPDATE OF j SKIP LOCKED"),
     "of all": ("no-starvation", {"claim": WHOLE_JOIN}, "FOR UPDATE OF j SKIP LOCKED"),
-    "or": (
-        "routing",
-        {"claim": EITHER, "enqueue": LANED},
-        "OR beat < now())\n  AND lane = :queue",
-    ),
+    "or": ("routing", {"claim": EITHER, "enqueue": LANED}, "OR beat < now())\n  AND lane = :queue"),
     "met": ("stale-recovery", {"recover": NOTED}, "FROM gone ON CONFLICT DO NOTHING RETURNING"),
     "upserted": (
         "single-claim",
@@ -403,23 +384,11 @@ CASCADES = "\nCREATE TABLE t (l int REFERENCES lanes ON DELETE CASCADE);"
         ("crash-safe", {"schema#": "\nCREATE UNLOGGED TABLE held ();"}, "CREATE TABLE held`: an"),
         ("claim-limit", {"claim": "\n(SELECT 1 LIMIT 1) UNION (SELECT 2 LIMIT 1);"}, "One LIMIT"),
         ("claim-limit", {"claim": "\nSELECT 1 FETCH FIRST 1 ROW WITH TIES;"}, "adds every job"),
-        (
-            "claim-limit",
-            {"claim": "\nSELECT 1 WHERE a = :worker;"},
-            "not all that the worker holds",
-        ),
-        (
-            "server-clock",
-            {"claim": "\nSELECT id FROM j WHERE at < :now;"},
-            "`now()` instead of `:now`",
-        ),
+        ("claim-limit", {"claim": "\nSELECT 1 WHERE a = :worker;"}, "not all that the worker"),
+        ("server-clock", {"claim": "\nSELECT 1 WHERE at < :now;"}, "`now()` instead of `:now`"),
         ("claim-limit", {"claim": "\nSELECT id FROM j WHERE ctid IS NULL;"}, "by the key"),
         ("order", {"schema#": "\nCREATE TABLE j (score real);"}, "score has too few digits"),
-        (
-            "live-lease",
-            {"heartbeat": "!\nUPDATE j SET b = 1 WHERE b < now() - a;"},
-            "sets the lease",
-        ),
+        ("live-lease", {"heartbeat": "!\nUPDATE j SET b=1 WHERE b < now() - a;"}, "sets the lease"),
         ("no-lost-job", {"promote": "\nSELECT 1 WHERE i > (SELECT m FROM l);"}, "A mark at the"),
         ("isolation", {"claim": NOWHERE}, "open rows of held refuse"),
         ("single-claim", {}, "The row that FOR UPDATE SKIP LOCKED locks is the one"),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import resource
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -17,6 +16,7 @@ from queueproof.errors import QueueproofError
 from queueproof.queues.filetext import read
 from tests.fix_commands import Command
 from tests.fix_places import SKIP_LOCKED
+from tests.fix_programs import Begin, finished
 from tests.fix_queues import SOUND
 
 SCHEMA = "CREATE TABLE jobs (id bigint);\n"
@@ -92,8 +92,7 @@ def test_an_output_that_is_read_is_refused_before_anything_starts(
     before = {path: path.read_bytes() for path in place.iterdir() if path.is_file()}
     ran = command(*(one.format(place=place) for one in arguments))
     assert (ran.code, "it is read here: name another file" in ran.err) == (4, True)
-    after = {path: path.read_bytes() for path in before}
-    assert after == before
+    assert {path: path.read_bytes() for path in before} == before
 
 
 @pytest.mark.parametrize("second", ["card.json", "./card.json", "{place}/card.json", "card_link"])
@@ -143,9 +142,7 @@ def test_a_terminal_that_nobody_reads_ends(monkeypatch: pytest.MonkeyPatch) -> N
     os.close(slave)
 
 
-def test_a_pipe_with_a_reader_gets_all_of_it(
-    tmp_path: Path, begin: Callable[..., subprocess.Popen[str]]
-) -> None:
+def test_a_pipe_with_a_reader_gets_all_of_it(tmp_path: Path, begin: Begin) -> None:
     """More than a pipe holds, to a reader who comes when he likes."""
     pipe, copy = tmp_path / "pipe", tmp_path / "copy"
     os.mkfifo(pipe)
@@ -157,7 +154,7 @@ def test_a_pipe_with_a_reader_gets_all_of_it(
 
 
 def test_a_queue_may_come_from_a_pipe(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, begin: Callable[..., subprocess.Popen[str]]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, begin: Begin
 ) -> None:
     """As from `<(generate)`; one that nobody writes into ends, and so does one without an end."""
     pipe = tmp_path / "pipe"
@@ -204,5 +201,5 @@ def test_where_it_is_begun_with_what(
     """Before anything starts: what is wrong, and exit code 4."""
     command = f'mkdir here && cd here && {before} exec "$@"'
     asked = ["bash", "-c", command, "bash", sys.executable, "-m", "queueproof", *arguments]
-    done = subprocess.run(asked, cwd=tmp_path, capture_output=True, text=True, check=False)  # noqa: S603
+    done = finished(*asked, cwd=tmp_path)
     assert (done.returncode, told in done.stderr) == (4, True), done.stderr

@@ -9,7 +9,7 @@ import pytest
 from queueproof.cli import run
 from queueproof.errors import FormatError, QueueError, Source
 from queueproof.queues.sqlfile import SqlFileQueue, load
-from tests.fix_places import SKIP_LOCKED
+from tests.fix_places import REFERENCE
 
 BASE = """\
 -- What it is about.
@@ -132,31 +132,23 @@ def test_what_an_edit_means_is_seen_in_the_digest(base: Path) -> None:
 
 def test_a_queue_is_shown_whole(base: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The printed text is a queue file, and the same queue."""
-    path = over(base, 'lease = "1 minute"')
-    assert run(["show", str(path)]) == 0
+    assert run(["show", str(over(base, 'lease = "1 minute"'))]) == 0
     shown = base.parent.parent / "shown.sql"
     shown.write_text(capsys.readouterr().out)
     assert isinstance(whole := load(shown), SqlFileQueue)
     assert whole.lease_seconds == 60
-    assert {name: block.statements for name, block in whole.blocks.items()}.keys() == {
-        "enqueue",
-        "claim",
-        "complete",
-        "schema",
-    }
+    assert set(whole.blocks) == {"enqueue", "claim", "complete", "schema"}
     assert run(["show", "json:loads"]) == 4
 
 
 def test_files_that_extend_one_another_without_end_are_refused(tmp_path: Path) -> None:
     """Also in a circle that goes over links."""
     for n in range(60):
-        lines = f'-- /// queue\n-- extends = "{n + 1}.sql"\n-- ///\n'
-        (tmp_path / f"{n}.sql").write_text(lines)
+        (tmp_path / f"{n}.sql").write_text(f'-- /// queue\n-- extends = "{n + 1}.sql"\n-- ///\n')
     with pytest.raises(FormatError, match="more than 50 files extend one another"):
         load(tmp_path / "0.sql")
 
 
 def test_a_file_that_extends_nothing_is_as_it_was() -> None:
     """Byte for byte."""
-    path = Path(__file__).parents[2] / "strategies" / "skip_locked.sql"
-    assert load(path).whole == SKIP_LOCKED
+    assert load(REFERENCE).whole == REFERENCE.read_text()

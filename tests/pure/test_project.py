@@ -84,9 +84,8 @@ def test_options_win_over_the_project(write: Write, monkeypatch: pytest.MonkeyPa
     alone = options()
     assert (alone.queue, alone.profile, alone.where.postgres) == ("q.sql", "quick", "local")
     assert (alone.skip, alone.require) == (["isolation"], ["fencing"])
-    told = options(
-        queues=["other.sql"], only=["order"], profile=ProfileName.deep, postgres="embedded"
-    )
+    given = {"only": ["order"], "profile": ProfileName.deep, "postgres": "embedded"}
+    told = options(queues=["other.sql"], **given)
     assert (told.queue, told.profile, told.where.postgres) == ("other.sql", "deep", "embedded")
     assert (told.skip, told.require) == (None, None)
     monkeypatch.setenv("QUEUEPROOF_POSTGRES", "postgresql://somewhere")

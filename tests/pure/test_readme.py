@@ -58,9 +58,8 @@ def test_readme_is_read_in_a_minute() -> None:
 def test_how_long_a_check_takes_is_said_of_a_machine(file: str) -> None:
     """A busy machine takes several times as long, and who waits there is to know that."""
     text = (ROOT / file).read_text(encoding="utf-8")
-    assert re.search(
-        r"10 to 20 s.*on two idle cores|on two idle cores.*10 to 20 s", text, re.DOTALL
-    )
+    told = "10 to 20 s.*on two idle cores|on two idle cores.*10 to 20 s"
+    assert re.search(told, text, re.DOTALL)
 
 
 def test_the_help_says_it_too(capsys: pytest.CaptureFixture[str]) -> None:

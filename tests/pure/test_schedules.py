@@ -26,12 +26,7 @@ from queueproof.search.shrink import Failure, one_by_one, shrink, smaller
 from tests.fix_plays import play
 
 DECLARED = Declared(
-    lease=None,
-    held=False,
-    worker_heartbeat=False,
-    recovers=False,
-    observable=True,
-    order="none",
+    lease=None, held=False, worker_heartbeat=False, recovers=False, observable=True, order="none"
 )
 
 
@@ -118,24 +113,18 @@ def test_of_too_many_schedules_those_with_few_preemptions_are_tried(
     """Beyond a limit only schedules with at most two preemptions are run, and all of these."""
     everything = words((3, 4))
     monkeypatch.setattr("queueproof.search.explore.EXHAUSTIVE", 10)
-    some = words((3, 4))
-    assert set(some) == {word for word in everything if preemptions(word) <= 2}
+    assert set(words((3, 4))) == {word for word in everything if preemptions(word) <= 2}
 
 
 def test_a_schedule_is_reported_as_it_is_replayed() -> None:
     """What comes with a run, given to the runner again, is the same interleaving."""
     counter = Counter()
-    tried = [
-        schedule
-        for schedule, _ in explore(cast("Runner", counter), program(2, 3), budget=99, seed=0)
-    ]
+    runs = explore(cast("Runner", counter), program(2, 3), budget=99, seed=0)
+    tried = [schedule for schedule, _ in runs]
     again = Counter()
     for schedule in tried:
         again.run(program(2, 3), schedule)
     assert counter.words == again.words
-
-
-# --- shrinking ----------------------------------------------------------------------------------
 
 
 class DoubleClaims:
@@ -149,13 +138,8 @@ class DoubleClaims:
         calls: list[Call] = []
         if program.jobs:
             calls.append(Call(0, "enqueue", "producer", 1, 0.0, 2, 0.0, ids=("1",)))
-        workers = [
-            actor
-            for stage in program.stages
-            for actor, dos in stage
-            for do in dos
-            if do.kind == "claim" and program.jobs
-        ]
+        acts = [(actor, do) for stage in program.stages for actor, dos in stage for do in dos]
+        workers = [actor for actor, do in acts if do.kind == "claim" and program.jobs]
         for actor in dict.fromkeys(workers):
             n = len(calls)
             calls.append(Call(n, "claim", actor, 2 + n, 0.0, 100 + n, 0.0, limit=1, ids=("1",)))
@@ -183,10 +167,8 @@ def test_shrinking_ends_where_nothing_more_can_go() -> None:
     assert breaks(small)
     assert not any(breaks(candidate) for candidate in smaller(small))
     assert (JobSpec(),) == small.jobs
-    assert [(do.kind, do.limit) for stage in small.stages for _, dos in stage for do in dos] == [
-        ("claim", 1),
-        ("claim", 1),
-    ]
+    left = [(do.kind, do.limit) for stage in small.stages for _, dos in stage for do in dos]
+    assert left == [("claim", 1)] * 2
 
 
 @pytest.mark.parametrize("moves", ["+18; +24", "clock advances 18, advances 24"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import cache
 
 import pytest
@@ -16,13 +17,22 @@ from queueproof.space.suites import Suite
 from tests.fix_places import STRATEGIES
 
 FIRST, ALL = 200, 400
+
+
+def lives(name: str) -> Iterator[list[str]]:
+    """What happens in each life that a queue's jobs may have alone, act by act."""
+    offer = offered(name)
+    for space in spaces(Pieces(offer), declare(offer)):
+        for one in space.alone():
+            yield [do.kind for stage in one.make().stages for _, dos in stage for do in dos]
+
+
 LEADER = "sound/leader_promotes.sql"
 
 
 def offered(name: str) -> Offer:
     """What a queue of strategies/ brings."""
-    queue = load(STRATEGIES / name)
-    return Offer(queue, held=name == "hold_open.sql", retries=True)
+    return Offer(load(STRATEGIES / name), held=name == "hold_open.sql", retries=True)
 
 
 @cache
@@ -52,20 +62,15 @@ def test_all_that_a_queue_offers_is_tried(name: str) -> None:
     acts = Suite(offer).alone(ALL)
     alone = {do.kind for one in acts for stage in one.stages for _, dos in stage for do in dos}
     assert wanted <= alone
-    met = {kind for one in meetings(name) for _, kinds in races(one) for kind in kinds}
-    assert wanted <= met
+    assert wanted <= {kind for one in meetings(name) for _, kinds in races(one) for kind in kinds}
 
 
 def test_a_late_worker_meets_its_jobs_next_life() -> None:
     """A completion takes long: its lease is over, the job is taken back, and somebody has it."""
-    found = [races(one) for one in meetings("skip_locked.sql")]
-    late = [
-        (one, other)
-        for one, other in found
-        if one[1] == ["complete"] and other[1] == ["recover", "claim"]
-    ]
+    met = [zip(*races(one), strict=True) for one in meetings("skip_locked.sql")]
+    late = [actors for actors, acts in met if acts == (["complete"], ["recover", "claim"])]
     assert late
-    assert all(one[0] != other[0] for one, other in late)
+    assert all(one != other for one, other in late)
 
 
 @pytest.mark.parametrize("ends", ["complete", "fail"])
@@ -119,33 +124,26 @@ def test_nothing_meets_that_the_rules_exclude(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "between"),
-    [("broken/fencing_token_seconds.sql", {0, 1}), ("skip_locked.sql", {1})],
+    ("name", "between"), [("broken/fencing_token_seconds.sql", {0, 1}), ("skip_locked.sql", {1})]
 )
 def test_a_failed_job_is_claimed_again_at_once_where_it_need_not_wait(
     name: str, between: set[int]
 ) -> None:
     """A token made of the time, for one, is the same then; else time passes in between."""
-    offer = offered(name)
     moves = set()
-    for space in spaces(Pieces(offer), declare(offer)):
-        for one in space.alone():
-            way = [do.kind for stage in one.make().stages for _, dos in stage for do in dos]
-            for n in range(len(way) - 2):
-                if way[n] == "fail" and "claim" in way[n + 1 : n + 3]:
-                    moves.add(way[n + 1 : n + 3].index("claim"))
+    for way in lives(name):
+        for n in range(len(way) - 2):
+            if way[n] == "fail" and "claim" in way[n + 1 : n + 3]:
+                moves.add(way[n + 1 : n + 3].index("claim"))
     assert moves >= between
     assert (0 in moves) == (0 in between)
 
 
 def test_the_last_attempt_of_a_bound_that_no_enqueue_can_lower_is_met() -> None:
     """All before it come to nothing, by time or by failures; then each act is tried."""
-    offer = offered("broken/retry_bound_twelve.sql")
     ways = set()
-    for space in spaces(Pieces(offer), declare(offer)):
-        for one in space.alone():
-            way = [do.kind for stage in one.make().stages for _, dos in stage for do in dos]
-            if (claims := way.count("claim")) >= 12:
-                ways.add(way.count("fail") >= 11)
-                assert claims < 20
+    for way in lives("broken/retry_bound_twelve.sql"):
+        if (claims := way.count("claim")) >= 12:
+            ways.add(way.count("fail") >= 11)
+            assert claims < 20
     assert ways == {True, False}

@@ -49,8 +49,7 @@ def test_planted_parameters_are_found_and_no_others(pieces: list[str]) -> None:
     """Parameters are `:name` outside strings, comments, dollar bodies, casts and slices."""
     planted = [piece[1:] for piece in pieces if piece.startswith(":")]
     text = " , ".join(pieces)
-    compiled = sqltext.compile_statement(text, move_clock=False)
-    assert compiled.names == tuple(dict.fromkeys(planted))
+    assert sqltext.compile_statement(text, move_clock=False).names == tuple(dict.fromkeys(planted))
     for name, offset in sqltext.parameters(sqltext.tokens(text)).items():
         assert text[offset:].startswith(f":{name}")
 
@@ -231,8 +230,7 @@ def test_a_path_and_quoted_sql_follow_the_clock(written: str, sent: str) -> None
 def test_a_default_that_is_read_late_follows_the_clock() -> None:
     """What older versions of pg_dump write is the time of the insert; a bare literal is not."""
     table = "CREATE TABLE t (a timestamptz DEFAULT ({})::timestamp with time zone)"
-    sent = sqltext.compile_statement(table.format("'now'::text")).sql
-    assert sent == table.format("clock.now()")
+    assert sqltext.compile_statement(table.format("'now'::text")).sql == table.format("clock.now()")
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,7 @@ from queueproof.examine.plan import Headway, _Part
 from queueproof.examine.work import Exploration, Probing, Unit
 from queueproof.schedule.conditions import PLAIN
 from queueproof.schedule.programs import JobSpec, Program, claim, script
-
-PATIENCE = 30.0  # seconds, for what takes milliseconds
+from tests.fix_programs import PATIENCE
 
 
 @pytest.mark.parametrize(

@@ -47,7 +47,6 @@ def test_a_class_is_found_from_where_the_user_stands(write: Write) -> None:
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("exec: no-such-program worker.mjs", "there is no command no-such-program"),
         ("", "no name"),
         ("nowhere.sql", "nowhere.sql: No such file or directory"),
         ("no_such_module:Queue", "no module no_such_module"),
@@ -120,9 +119,8 @@ def test_a_class_may_have_names_of_its_own(write: Write) -> None:
         "    release = 3\n    isolation_level = 2\n\n    def mail(self): ...\n\n"
         "    def job(self): ...\n\n    def claims(self): ...\n\n"
     )
-    module = write(
-        "from datetime import timedelta\n" + SOUND.replace("Queue):\n", f"Queue):\n{own}")
-    )
+    text = SOUND.replace("Queue):\n", f"Queue):\n{own}")
+    module = write(f"from datetime import timedelta\n{text}")
     assert resolve(f"{module}:Mine").lease is not None
 
 

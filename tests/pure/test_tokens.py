@@ -6,7 +6,6 @@ import base64
 import copy
 import json
 import zlib
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -24,8 +23,8 @@ from queueproof.schedule.programs import JobSpec, Program, advance, claim, compl
 from queueproof.schedule.reading import read
 from queueproof.search.tokens import encode_token
 from tests.fix_commands import Command
+from tests.fix_places import REFERENCE
 
-QUEUE = str(Path(__file__).parents[2] / "strategies" / "skip_locked.sql")
 PROGRAM = Program(
     (JobSpec(), JobSpec(3, 2.5, 4, "other", "large")),
     ((script("w1", claim(), complete()), script("clock", advance(31.7))),),
@@ -151,7 +150,7 @@ WRONG = {
 def test_a_malformed_token_is_refused_by_its_field(token: str, told: str, command: Command) -> None:
     """Exit 4 before a server is started, with --export or without."""
     for export in ([], ["--export", "story.py"]):
-        ran = command("replay", QUEUE, *export, "--", token)
+        ran = command("replay", REFERENCE, *export, "--", token)
         assert (ran.code, told in ran.err) == (Exit.UNUSABLE, True)
         assert len(ran.err) < 500
 

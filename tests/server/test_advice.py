@@ -62,26 +62,28 @@ NEVER_BEAT = CAMEL.format(beat='"beatAt" = NULL,', names=", try", same=' AND "tr
 BY_NAME = CAMEL.format(beat='"beatAt" = now(),', names="", same="")
 
 
+def advised(server: Server, path: Path, guarantee: str) -> dict[str, str]:
+    """What is advised where a file breaks a guarantee."""
+    queue = load(path)
+    with open_lab(queue, server) as lab:
+        card = check_queue(lab, select([guarantee]), seed=0, profile="quick", fail_fast=True)
+    assert [one.verdict for one in card.guarantees] == ["broken"]
+    found = advise(queue, card, server, lambda _what, _done: None)
+    return {name: one.text for name, one in found.items()}
+
+
 @pytest.mark.parametrize(
     ("text", "guarantee", "advice"),
     [
-        (
-            NEVER_BEAT,
-            "stale-recovery",
-            'Write `SET "state" = \'RUNNING\', "lockedBy" = :worker, "b',
-        ),
+        (NEVER_BEAT, "stale-recovery", 'Write `SET "state" = \'RUNNING\', "lockedBy" = :worker, "'),
         (BY_NAME, "fencing", "and write `-- name: complete(id, worker, try)!` instead of"),
         (
             reference(f"{PASSES}\n  FOR UPDATE SKIP LOCKED\n", ""),
             "single-claim",
             "Write `FOR UPDATE SKIP LOCKED` after `LIMIT :limit` (q.sql:",
         ),
-        (
-            # That a failed job is never claimed again would end the story, too.
-            reference(WAITS, ""),
-            "backoff",
-            "run_at = clock_timestamp() + LEAST(",
-        ),
+        # That a failed job is never claimed again would end the story, too.
+        (reference(WAITS, ""), "backoff", "run_at = clock_timestamp() + LEAST("),
     ],
     ids=["quoted", "token", "lock", "plain life"],
 )
@@ -91,28 +93,17 @@ def test_the_line_is_told(
     """In the file's own names, and a job still lives its plain life with it."""
     path = tmp_path / "q.sql"
     path.write_text(text)
-    queue = load(path)
-    with open_lab(queue, server) as lab:
-        card = check_queue(lab, select([guarantee]), seed=0, profile="quick", fail_fast=True)
-    assert [one.verdict for one in card.guarantees] == ["broken"]
-    told = advise(queue, card, server, lambda _what, _done: None)
-    assert advice in told[guarantee].text
-    assert told[guarantee].text.endswith(" With that the story does not happen.")
+    told = advised(server, path, guarantee)[guarantee]
+    assert advice in told
+    assert told.endswith(" With that the story does not happen.")
 
 
 def test_what_an_author_wrote_stays(server: Server) -> None:
     """The form that replaces least is told, of those with which a story does not happen."""
-    queue = load(BROKEN / "backoff_held_now.sql")
-    with open_lab(queue, server) as lab:
-        card = check_queue(lab, select(["backoff"]), seed=0, profile="quick", fail_fast=True)
-    told = advise(queue, card, server, lambda _what, _done: None)["backoff"].text
+    told = advised(server, BROKEN / "backoff_held_now.sql", "backoff")["backoff"]
     assert "`run_at     = clock_timestamp() + (1 + 0.1 * random())` instead of" in told
 
 
 def test_what_mends_one_story_of_several_is_not_told(server: Server) -> None:
     """The recovery ends the job then, and still gives each crash its attempt back."""
-    queue = load(BROKEN / "retry_bound_crash_not_counted.sql")
-    with open_lab(queue, server) as lab:
-        card = check_queue(lab, select(["retry-bound"]), seed=0, profile="quick", fail_fast=True)
-    assert [one.verdict for one in card.guarantees] == ["broken"]
-    assert advise(queue, card, server, lambda _what, _done: None) == {}
+    assert advised(server, BROKEN / "retry_bound_crash_not_counted.sql", "retry-bound") == {}

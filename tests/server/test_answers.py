@@ -17,16 +17,7 @@ from queueproof.guarantees.catalogue import CATALOGUE
 from queueproof.judge.answers import contradiction
 from queueproof.judge.checker import check, declare
 from queueproof.queues import model
-from queueproof.queues.model import (
-    FAILURE,
-    Claim,
-    JobRow,
-    Operation,
-    Queue,
-    Result,
-    Step,
-    Value,
-)
+from queueproof.queues.model import FAILURE, Claim, JobRow, Operation, Queue, Result, Step, Value
 from queueproof.report.text import remedy
 from queueproof.run.runner import Runner
 from tests.fix_histories import Case, Told, cases
@@ -35,9 +26,6 @@ from tests.fix_places import SKIP_LOCKED, reference
 from tests.fix_plays import play
 
 JOBS = "SELECT id, status AS state, attempts\nFROM jobs"
-
-
-# --- in histories -------------------------------------------------------------------------------
 
 
 @cases("""
@@ -114,9 +102,6 @@ def test_what_contradicts_what_in_a_history(case: Case) -> None:
         assert found is None
 
 
-# --- in queues ----------------------------------------------------------------------------------
-
-
 ENQUEUED = "RETURNING id;\n\n-- name: claim"
 LIST = {
     "left out job 2": " ORDER BY id LIMIT 1",
@@ -165,9 +150,6 @@ def test_a_recovery_that_answers_wrong_ids_is_named_when_it_first_recovers(lab_o
     words = "RETURNING jobs.id, jobs.status", "RETURNING jobs.id + 9 AS id, jobs.status"
     with pytest.raises(QueueError, match=r"queue\.sql:\d+: recover answered the id 10"):
         check_queue(lab_of(reference(*words)), [CATALOGUE["stale-recovery"]], profile="glance")
-
-
-# --- of a Python class --------------------------------------------------------------------------
 
 
 class Answering(Queue):
@@ -250,9 +232,8 @@ def test_what_a_class_yields_is_checked() -> None:
     queue = Mine("", None)
     with pytest.raises(QueueError, match="install yielded 'SELECT 1', which is no Step"):
         answered(queue.begin("install"))
-    with pytest.raises(
-        QueueError, match=r"enqueue yielded Step\('SELECT %s', \['no name'\]\);.*:id"
-    ):
+    unnamed = r"enqueue yielded Step\('SELECT %s', \['no name'\]\);.*:id"
+    with pytest.raises(QueueError, match=unnamed):
         answered(queue.begin("enqueue"))
     with pytest.raises(QueueError, match=r"claim sent 10,000 statements without an answer"):
         answered(queue.begin("claim"))
@@ -359,12 +340,9 @@ def test_a_claim_that_answers_far_too_many_rows_is_refused_at_its_first(
     lab_of: LabOf, rows: str
 ) -> None:
     """Each row would be a job to complete; one message says what a claim answers."""
-    text = SKIP_LOCKED.replace(
-        "-- name: complete(", f"{rows} LIMIT 20000;\n\n-- name: complete(", 1
-    )
-    with pytest.raises(
-        QueueError, match=r"^queue\.sql:\d+: claim answered [\d,]+ rows, among them"
-    ):
+    text = reference("-- name: complete(", f"{rows} LIMIT 20000;\n\n-- name: complete(")
+    told = r"^queue\.sql:\d+: claim answered [\d,]+ rows, among them"
+    with pytest.raises(QueueError, match=told):
         calibrate(lab_of(text))
 
 
@@ -379,10 +357,9 @@ def test_a_worker_that_holds_nothing_may_be_refused_its_heartbeat(lab_of: LabOf)
     start = "-- name: start(worker)\nSELECT :worker AS registered;\n\n"
     text = f"{head}{start}-- name: heartbeat(worker)!{beat}-- name: recover{tail}"
     assert calibrate(lab_of(text)).queue.offers >= {"start", "heartbeat"}
-    never = text.replace(
-        "WHERE status = 'running'\n  AND locked_by = :worker;", "WHERE :worker = '';"
-    )
-    assert never != text
+    mine = "WHERE status = 'running'\n  AND locked_by = :worker;"
+    assert mine in text
+    never = text.replace(mine, "WHERE :worker = '';")
     with pytest.raises(QueueError, match="heartbeat was refused to the job's only holder"):
         calibrate(lab_of(never))
 

@@ -16,34 +16,20 @@ MOST = JOBS[0]
 
 
 @pytest.mark.parametrize(
-    ("guarantee", "name", "told"),
+    ("guarantee", "told"),
     [
-        (
-            "order",
-            "order_page_of_hundred",
-            (
-                f"a claim took the 1st of {MOST} ready jobs of priority 0,"
-                " while one of priority 9 was ready"
-            ),
-        ),
-        (
-            "no-starvation",
-            "no_starvation_page_of_hundred",
-            (
-                f"a ready job was not claimed behind {MOST} jobs that are due tomorrow: 4 claims"
-                " answered nothing"
-            ),
-        ),
+        ("order", "took the 1st of {} ready jobs of priority 0, while one of priority 9 was ready"),
+        ("no-starvation", "behind {} jobs that are due tomorrow: 4 claims answered nothing"),
     ],
 )
 def test_what_no_program_is_long_enough_for_is_seen_behind_a_crowd(
-    lab_of: LabOf, guarantee: str, name: str, told: str
+    lab_of: LabOf, guarantee: str, told: str
 ) -> None:
     """A page of a hundred hides a job; seen again by its token, and not in the sound parent."""
-    probe = PROBES[guarantee]
-    lab, sound = lab_of(BROKEN / f"{name}.sql"), lab_of(SKIP_LOCKED)
+    probe, name = PROBES[guarantee], guarantee.replace("-", "_")
+    lab, sound = lab_of(BROKEN / f"{name}_page_of_hundred.sql"), lab_of(SKIP_LOCKED)
     seen = probe.watch(lab, offered(lab), 0, untold)
-    assert seen.broken == told
+    assert told.format(MOST) in seen.broken
     assert seen.found is not None
     assert "LIMIT 100" in to_text(tell_found(seen.found, guarantee))
     assert probe.replay(lab, offered(lab), seen.data) is not None

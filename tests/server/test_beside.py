@@ -11,11 +11,8 @@ import pytest
 from queueproof.advice.reading import Draft
 from queueproof.advice.remedies import in_own_names
 from queueproof.cli import run
-from queueproof.cli.reports import Reports
-from queueproof.errors import QueueproofError
 from queueproof.postgres import Server
 from queueproof.queues.sqlfile import load
-from queueproof.report.card import Card
 from queueproof.report.terminal import Output
 from tests.fix_places import DOUBLE_CLAIM
 from tests.fix_queues import queue_file
@@ -117,17 +114,7 @@ def test_advice_that_fails_costs_nothing_of_the_verdict(
     ):
         assert part in " ".join(said.out.split())
     (judged,) = json.loads(Path("card.json").read_text())["guarantees"]
-    assert (judged["verdict"], bool(judged["story"]), bool(judged["remedy"])) == (
-        "broken",
-        True,
-        True,
-    )
+    assert judged["verdict"] == "broken"
+    assert judged["story"]
+    assert judged["remedy"]
     assert not Path("card.html").exists()
-
-
-def test_only_what_advises_is_beside_the_verdict(tmp_path: Path) -> None:
-    """A report that is made and cannot be written is an error as before."""
-    card = Card("q.sql", "PostgreSQL", 0, 0.0, [])
-    reports = Reports(tmp_path / "no" / "card.json", None, None, None, None)
-    with pytest.raises(QueueproofError, match="cannot write"):
-        reports.write(card, "queueproof replay q.sql")

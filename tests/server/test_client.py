@@ -5,14 +5,12 @@ from __future__ import annotations
 import asyncio
 import io
 import json
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, closing
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
-from pathlib import Path
 from typing import Any
 from uuid import UUID
 
@@ -23,8 +21,10 @@ from queueproof.errors import QueueproofError, ServerError
 from queueproof.postgres import Server
 from queueproof.queues.client import Responder, describe, serve
 from queueproof.queues.resolve import resolve
-from queueproof.queues.worker import WorkerProcess, WorkerQueue
-from tests.fix_queues import Write
+from queueproof.queues.worker import WorkerQueue
+from tests.fix_places import ROOT
+from tests.fix_programs import finished
+from tests.fix_queues import Write, answered
 
 DSN = "postgresql:///q"
 
@@ -50,8 +50,11 @@ class Mine(Client):
 """
 
 
+ResponderOf = Callable[[type[Client]], Responder]
+
+
 @pytest.fixture
-def responder_of() -> Iterator[Callable[[type[Client]], Responder]]:
+def responder_of() -> Iterator[ResponderOf]:
     """Hosts a class until the end of the test, in this process."""
     with ExitStack() as stack:
 
@@ -68,12 +71,6 @@ def hosted(name: str) -> WorkerQueue:
     queue = resolve(name)
     assert isinstance(queue, WorkerQueue)
     return queue
-
-
-def do(queue: WorkerQueue, process: WorkerProcess, operation: str, **arguments: object) -> Any:  # noqa: ANN401
-    """One operation from its arguments to its result."""
-    request = queue.request(operation, **arguments)
-    return queue.read(operation, request, process.ask(request))
 
 
 class Asked(Client):
@@ -118,9 +115,6 @@ def raising(error: BaseException) -> type[Client]:
     return type("Raising", (Asked,), {"raises": error})
 
 
-# --- from the class to a process ----------------------------------------------------------------
-
-
 def test_a_class_is_described_before_it_runs(write: Write) -> None:
     """What it offers, takes and promises is read from its attributes and signatures."""
     name = f"{write(SOUND)}:Mine"
@@ -138,11 +132,11 @@ def test_a_class_works_in_a_process_of_its_own(write: Write) -> None:
     with queue.spawn("w1") as process:
         queue.described_by(process.ask(queue.request("init", dsn=DSN, queue="default")))
         assert timedelta(seconds=30) == queue.lease
-        assert do(queue, process, "enqueue", payload="{}") == ["7"]
-        (claim,) = do(queue, process, "claim", worker="u1", limit=1)
+        assert answered(queue, process, "enqueue", payload="{}") == ["7"]
+        (claim,) = answered(queue, process, "claim", worker="u1", limit=1)
         assert claim.job == {"id": "7", "worker": "u1"}
-        assert do(queue, process, "complete", worker="u1", job=claim) is True
-        assert do(queue, process, "complete", worker="u2", job=claim) is False
+        assert answered(queue, process, "complete", worker="u1", job=claim) is True
+        assert answered(queue, process, "complete", worker="u2", job=claim) is False
 
 
 def test_the_digest_is_the_class(write: Write) -> None:
@@ -180,13 +174,9 @@ def test_a_mistake_in_a_class_is_shown_with_its_line(
 @pytest.mark.parametrize("arguments", [[], ["no_such_module:Mine"], ["json:Mine"]])
 def test_the_host_started_by_hand_says_what_is_missing(arguments: list[str]) -> None:
     """One line, and exit code 4; a traceback is for those who ask for one."""
-    argv = [sys.executable, "-m", "queueproof.queues.client", *arguments]
-    ran = subprocess.run(argv, input=b"", capture_output=True, check=False, timeout=60)  # noqa: S603 - our own
-    assert (ran.returncode, ran.stdout, len(ran.stderr.splitlines())) == (4, b"", 1)
-    assert b"Error: " in ran.stderr
-
-
-# --- answers ------------------------------------------------------------------------------------
+    ran = finished(sys.executable, "-m", "queueproof.queues.client", *arguments, input="")
+    assert (ran.returncode, ran.stdout, len(ran.stderr.splitlines())) == (4, "", 1)
+    assert "Error: " in ran.stderr
 
 
 def test_arguments_are_what_python_expects() -> None:
@@ -203,11 +193,7 @@ def test_arguments_are_what_python_expects() -> None:
         (
             "claim",
             [{"id": UUID(int=7), "at": datetime(2024, 2, 29, tzinfo=UTC), "n": Decimal("1.50")}],
-            {
-                "jobs": [
-                    {"id": str(UUID(int=7)), "at": "2024-02-29 00:00:00+00:00", "n": "1.50"},
-                ]
-            },
+            {"jobs": [{"id": str(UUID(int=7)), "at": "2024-02-29 00:00:00+00:00", "n": "1.50"}]},
         ),
         ("complete", True, {"accepted": True}),
         ("complete_many", (1, 2), {"ids": ["1", "2"]}),
@@ -238,9 +224,6 @@ def test_a_wrong_return_value_is_told(operation: str, value: object, message: st
     error = answer_of(returning(value), {"op": operation})["error"]
     assert error["sqlstate"] == "XX000"
     assert message in error["message"]
-
-
-# --- errors -------------------------------------------------------------------------------------
 
 
 class DriverError(Exception):
@@ -289,12 +272,11 @@ def test_an_exception_becomes_an_error(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
     """The server's SQLSTATE, however wrapped; otherwise XX000 with the line, and no traceback."""
-    monkeypatch.chdir(Path(__file__).parents[2])
+    monkeypatch.chdir(ROOT)
     told = answer_of(raising(error), {"op": "claim"})["error"]
     assert sqlstate == told["sqlstate"]
     assert told["message"].startswith(message)
-    log = capfd.readouterr().err
-    assert log == ("" if sqlstate == "40001" else f"{told['message']}\n")
+    assert capfd.readouterr().err == ("" if sqlstate == "40001" else f"{told['message']}\n")
 
 
 def test_a_traceback_is_for_those_who_ask(
@@ -313,9 +295,6 @@ def test_what_is_no_message_is_answered_all_the_same() -> None:
         assert "KeyError: 'op'" in str(host.answer(b"{}"))
         assert "claim before init" in str(host.answer(b'{"op": "claim"}'))
         assert describe(Asked) == host.answer(b'{"op": "init", "dsn": "x"}')
-
-
-# --- its event loop and its clock ---------------------------------------------------------------
 
 
 class Ticking(Asked):
@@ -338,9 +317,7 @@ class Ticking(Asked):
         return [{"id": self.ticks}]
 
 
-def test_one_event_loop_lives_as_long_as_the_worker(
-    responder_of: Callable[[type[Client]], Responder],
-) -> None:
+def test_one_event_loop_lives_as_long_as_the_worker(responder_of: ResponderOf) -> None:
     """What `open` began is there in every operation, and stands still between two."""
     host = responder_of(Ticking)
     client = host._client
@@ -379,7 +356,7 @@ class Clocked(Asked):
         return [{"id": 1, "time": time.time(), "now": now, "monotonic": time.monotonic()}]
 
 
-def test_the_clock_is_moved_and_set_back(responder_of: Callable[[type[Client]], Responder]) -> None:
+def test_the_clock_is_moved_and_set_back(responder_of: ResponderOf) -> None:
     """Each `ahead` counts from the real time; the clock by which event loops wait stays real."""
     host = responder_of(Clocked)
     for ahead in (0, 3600, -86400, 0.0):
@@ -412,8 +389,6 @@ def test_a_class_may_set_its_own_clock() -> None:
     answer = answer_of(OwnClock, {"op": "clock", "ahead": 5}, {"op": "claim"})
     assert answer == {"jobs": [{"id": "5"}]}
 
-
-# --- on a server --------------------------------------------------------------------------------
 
 ON_PSYCOPG = """
 import psycopg
@@ -469,12 +444,12 @@ def test_a_class_with_a_connection_of_its_own(server: Server, write: Write, kind
         with queue.spawn("the installer") as installer:
             assert "42P01" in str(installer.ask(init))
         with queue.spawn("the installer") as installer:
-            assert do(queue, installer, "install", dsn=dsn) is None
+            assert answered(queue, installer, "install", dsn=dsn) is None
         with queue.spawn("w1") as process:
             queue.described_by(process.ask(init))
-            (identifier,) = do(queue, process, "enqueue", payload='{"a": [1]}')
-            (claim,) = do(queue, process, "claim", worker="u1", limit=1)
+            (identifier,) = answered(queue, process, "enqueue", payload='{"a": [1]}')
+            (claim,) = answered(queue, process, "claim", worker="u1", limit=1)
             assert {"id": identifier, "payload": {"a": [1]}} == claim.job
-            assert do(queue, process, "claim", worker="u1", limit=1) == []
+            assert answered(queue, process, "claim", worker="u1", limit=1) == []
             with pytest.raises(ServerError, match="22012: division by zero"):
-                do(queue, process, "jobs")
+                answered(queue, process, "jobs")

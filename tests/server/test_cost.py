@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import re
-import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
@@ -42,7 +41,6 @@ from tests.fix_loads import (
     BRIEF,
     CLAIM,
     COMPLETE,
-    PATIENCE,
     RETRIED,
     all_done,
     briefly,
@@ -55,10 +53,9 @@ from tests.fix_loads import (
     strategy,
 )
 from tests.fix_places import ROOT, STRATEGIES
+from tests.fix_programs import PATIENCE, finished
 from workshop.__main__ import HOLD, main, pages, peers, plan, strategies
 from workshop.yardstick import compared, pgbench
-
-# What is sent
 
 
 @pytest.mark.parametrize(
@@ -66,10 +63,7 @@ from workshop.yardstick import compared, pgbench
     [
         ("SELECT 1 LIMIT :limit", "SELECT 1 LIMIT 10"),
         ("SELECT :limit::int + :limit", "SELECT 10::int + 10"),
-        (
-            "SELECT ':limit', :limits, :worker -- :limit",
-            "SELECT ':limit', :limits, :worker -- :limit",
-        ),
+        *[("SELECT ':limit', :limits, :worker -- :limit",) * 2],
         ("SELECT a[1:limit] LIMIT\n  :limit", "SELECT a[1:limit] LIMIT\n  10"),
     ],
 )
@@ -134,8 +128,7 @@ def test_a_claim_without_a_limit_takes_one_job() -> None:
 )
 def test_an_open_transaction_is_seen(block: str, *, is_open: bool) -> None:
     """A block ends inside a transaction if it begins one and does not end it."""
-    claim = queue(claim=f"\n{block}").blocks["claim"]
-    assert is_open == ends_open(claim)
+    assert is_open == ends_open(queue(claim=f"\n{block}").blocks["claim"])
 
 
 @pytest.mark.parametrize(
@@ -152,9 +145,6 @@ def test_arrays_are_written_as_postgres_reads_them(
 ) -> None:
     """Elements are quoted unless they are numbers; NULL is not the text NULL."""
     assert literal == array_literal(texts, plain=plain)
-
-
-# What is counted
 
 
 @pytest.mark.parametrize("batch", [1, 10])
@@ -190,11 +180,6 @@ def test_a_held_claim_lasts_as_long_as_it_is_held(ground: Ground, name: str) -> 
     found = measured(ground, strategy(name), Shape(10, 2, HOLD))
     assert found.exactly_once
     assert found.p50 >= HOLD
-
-
-def test_a_batch_without_complete_many_is_completed_job_by_job(ground: Ground) -> None:
-    """The small queue has `complete` alone."""
-    assert measured(ground, queue(), Shape(7, 3)).exactly_once
 
 
 @pytest.fixture
@@ -408,16 +393,10 @@ def test_what_pgbench_rejects_is_told(ground: Ground) -> None:
         pgbench(ground, failing, Shape(1, 1), 10)
 
 
-# How it ends
-
-
 def test_states_have_the_names_that_the_header_gives_them(ground: Ground) -> None:
     """`done` is completed where [states] says so: here too, as in a check."""
-    own = queue(
-        header='[states]\ndone = "completed"',
-        complete=COMPLETE.replace("completed", "done"),
-    )
-    found = measured(ground, own)
+    done = COMPLETE.replace("completed", "done")
+    found = measured(ground, queue(header='[states]\ndone = "completed"', complete=done))
     assert found.exactly_once
     assert found.completed == found.jobs
 
@@ -457,9 +436,8 @@ def test_an_error_under_load_is_told_and_the_next_load_runs(ground: Ground) -> N
 
 def test_a_parameter_that_no_claim_returns_is_named(ground: Ground) -> None:
     """The message says which parameters there are."""
-    wrong = queue(
-        complete=COMPLETE.replace("(id)", "(id, attempt)").replace("= :id", "= :id + :attempt")
-    )
+    ends = COMPLETE.replace("(id)", "(id, attempt)").replace("= :id", "= :id + :attempt")
+    wrong = queue(complete=ends)
     with pytest.raises(QueueError, match="no parameter :attempt here, only id, now, worker"):
         ground.prepare(wrong, Shape(1, 1), 1)
 
@@ -492,9 +470,8 @@ def test_whoever_is_left_of_a_load_takes_nothing_of_the_next(ground: Ground) -> 
 
 def test_a_queue_without_complete_is_refused() -> None:
     """The message names the block that is missing."""
-    with pytest.raises(
-        QueueError, match=r"q\.sql: .* has no block complete; write `-- name: complete"
-    ):
+    told = r"q\.sql: .* has no block complete; write `-- name: complete"
+    with pytest.raises(QueueError, match=told):
         refuse(queue(complete="", fail=COMPLETE))
 
 
@@ -540,9 +517,6 @@ def test_queues_have_short_names() -> None:
     assert names_of(twice) == {"a:Q": "a:Q", "b:Q": "b:Q"}
 
 
-# Worker programs
-
-
 @pytest.mark.parametrize("batch", [1, 7])
 def test_a_worker_program_claims_and_completes_every_job(ground: Ground, batch: int) -> None:
     """Its processes are asked for jobs until there are none."""
@@ -558,13 +532,9 @@ def test_a_worker_program_claims_and_completes_every_job(ground: Ground, batch: 
 
 def test_a_worker_program_that_fails_for_this_time_is_asked_again(ground: Ground) -> None:
     """A deadlock is counted and no failure; what else it says is told."""
-    error = (
-        'answer = {"error": {"sqlstate": "%s", "message": "told"}} if calls %% 3 == 0 else answer'
-    )
-    deadlocked = scripted(error % "40P01")
-    found = briefly(
-        ground, deadlocked, Shape(1, 1), 10, lambda found: found.completed and found.retries
-    )
+    error = 'if calls %% 3 == 0: answer = {"error": {"sqlstate": "%s", "message": "told"}}'
+    failing = scripted(error % "40P01")
+    found = briefly(ground, failing, Shape(1, 1), 10, lambda one: min(one.completed, one.retries))
     assert found.retries == found.deadlocks > 0
     assert found.completed > 0
     with pytest.raises(QueueError, match="claim failed: 42P01: told"):
@@ -633,8 +603,6 @@ def test_a_failing_command_line_has_no_traceback(capsys: pytest.CaptureFixture[s
     assert "nowhere" in capsys.readouterr().err
 
 
-# What is reported
-
 RUN = Measured(
     jobs=100,
     completed=100,
@@ -691,8 +659,7 @@ def report() -> BenchReport:
 
 def test_a_rate_is_the_median_of_the_rounds() -> None:
     """100, 50 and 100 jobs/s are 100."""
-    entry = Series("first", Shape(1, 1), runs(1.0, 2.0, 1.0))
-    assert entry.rate == pytest.approx(100)
+    assert Series("first", Shape(1, 1), runs(1.0, 2.0, 1.0)).rate == pytest.approx(100)
 
 
 def test_ratios_are_taken_round_by_round() -> None:
@@ -746,14 +713,9 @@ def test_pytest_benchmark_reads_the_json(tmp_path: Path) -> None:
     pytest.importorskip("pytest_benchmark")
     path = tmp_path / "throughput.json"
     path.write_text(report().to_json())
-    told = subprocess.run(  # noqa: S603 - our own file
-        [sys.executable, "-m", "pytest_benchmark", "compare", str(path)],
-        capture_output=True,
-        text=True,
-        check=True,
-        cwd=tmp_path,
-    )
-    assert "second[batch1-workers16-hold5ms]" in told.stdout
+    compare = (sys.executable, "-m", "pytest_benchmark", "compare", path)
+    told = finished(*compare, cwd=tmp_path, check=True).stdout
+    assert "second[batch1-workers16-hold5ms]" in told
 
 
 def test_markdown_begins_with_the_answer() -> None:
@@ -907,17 +869,10 @@ def test_the_plan_has_every_strategy_and_load() -> None:
     for batch in (1, 10, 100):
         assert len(stems[Shape(batch, 4)]) == len(found) + 4
         for workers in (1, 16):
-            assert {"skip_locked", "lease_table", "at_most_once"} <= set(
-                stems[Shape(batch, workers)]
-            )
+            fast = {"skip_locked", "lease_table", "at_most_once"}
+            assert fast <= set(stems[Shape(batch, workers)])
     assert stems[Shape(1, 16, HOLD)] == ["skip_locked", "for_update", "nowait"]
     assert stems[Shape(1, 16)][:3] == ["skip_locked", "for_update", "nowait"]
-
-
-def test_a_comparison_is_of_two_queues() -> None:
-    """Before any server is started."""
-    with pytest.raises(BenchError, match="two queues, not 1"):
-        compare(groups([queue()], [10], [1])[0], Setting(postgres="nowhere"))
 
 
 def test_a_comparison_at_a_batch_that_a_claim_cannot_take_names_the_remedy() -> None:

@@ -9,18 +9,13 @@ import tomllib
 from pathlib import Path
 
 from queueproof.doctor import EXTRAS
+from tests.fix_places import ROOT
+from tests.fix_programs import finished
 
 
 def doctor(environment: dict[str, str], *arguments: str) -> subprocess.CompletedProcess[str]:
     """Ask it in a process of its own."""
-    return subprocess.run(  # noqa: S603 - our own command
-        [sys.executable, "-m", "queueproof", "doctor", *arguments],
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=120,
-    )
+    return finished(sys.executable, "-m", "queueproof", "doctor", *arguments, env=environment)
 
 
 def test_what_is_here_and_what_is_missing_is_told(tmp_path: Path) -> None:
@@ -53,11 +48,10 @@ def test_whatever_is_broken_has_a_line_and_no_traceback(tmp_path: Path) -> None:
 
 def test_its_extras_are_those_of_the_package() -> None:
     """Each extra that a user can install is looked for, by every distribution that it brings."""
-    path = Path(__file__).parents[2] / "pyproject.toml"
-    extras = tomllib.loads(path.read_text())["project"]["optional-dependencies"]
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     wanted = {
         extra: tuple(one.partition(">")[0] for one in requirements)
-        for extra, requirements in extras.items()
+        for extra, requirements in project["optional-dependencies"].items()
         if extra not in {"dev", "docs", "peers", "release", "test"}  # of this repository
     }
     assert wanted == {extra: distributions for extra, (distributions, _) in EXTRAS.items()}

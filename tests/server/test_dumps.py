@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -17,6 +16,7 @@ from queueproof.schedule.actors import DRAINER
 from queueproof.schedule.programs import JobSpec
 from tests.fix_labs import LabOf
 from tests.fix_plays import play
+from tests.fix_programs import finished
 from tests.fix_queues import queue_file
 from tests.fix_server import tell
 
@@ -72,9 +72,9 @@ def test_a_dump_is_taken_as_it_is(
 ) -> None:
     """Tables, rows and DEFAULTs of a dump are there, and its times are the moved clock's."""
     tell(database, TEAM)
-    command = [str(find_embedded("").directory / "pg_dump"), *options, "-d", database]
-    dumped = subprocess.run(command, check=True, capture_output=True)  # noqa: S603 - ours
-    (tmp_path / "dump.sql").write_bytes(dumped.stdout)
+    pg_dump = find_embedded("").directory / "pg_dump"
+    dump = finished(pg_dump, *options, "-d", database, check=True).stdout
+    (tmp_path / "dump.sql").write_text(dump)
     (tmp_path / "q.sql").write_text(QUEUE)
     lab = lab_of(load(tmp_path / "q.sql"))
     declared = declare(calibrate(lab))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -39,6 +38,7 @@ from tests.fix_commands import Command
 from tests.fix_labs import LabOf
 from tests.fix_places import BROKEN, DOUBLE_CLAIM, REFERENCE, STRATEGIES
 from tests.fix_plays import play
+from tests.fix_programs import finished
 from tests.fix_queues import queue_file
 from workshop.permutations import find_isolationtester, measure
 
@@ -47,9 +47,6 @@ LAPSE = "+lease; reaper recovers"
 LATE = play(f"w1 claims; {LAPSE}; w2 claims")
 LOST = Violation("no-lost-job", "it is a test", None, -2)
 TIMES = {1114, 1184}  # pg_type.oid of timestamp and timestamptz: these differ from run to run
-
-
-# --- isolationtester beside the run -------------------------------------------------------------
 
 
 @dataclass
@@ -70,14 +67,7 @@ _TABLE = re.compile(r"([^\n]*)\n-+(?:\+-+)*\n((?:[^\n]*\n)*?)\(\d+ rows?\)\n")
 def isolationtester(server: Server, spec: str) -> dict[str, list[Answer]]:
     """Run a spec on an empty database: by step, what it was answered each time it was taken."""
     with server.database() as conninfo:
-        done = subprocess.run(  # noqa: S603 - PostgreSQL's own program
-            [find_isolationtester(), str(conninfo)],
-            input=spec,
-            capture_output=True,
-            text=True,
-            timeout=120,
-            check=False,
-        )
+        done = finished(find_isolationtester(), conninfo, input=spec)
     assert done.returncode == 0, done.stdout + done.stderr
     answers: dict[str, list[Answer]] = {}
     for part in re.split(r"^(?=step \w+: )", done.stdout, flags=re.MULTILINE)[1:]:
@@ -113,9 +103,8 @@ class Recorder:
                 self.own.add(session)
             else:
                 self.own.discard(session)
-                self.sent.append(
-                    (session, session.name, [])
-                )  # a dead worker's is somebody else's later
+                # By name: a dead worker's session is somebody else's later.
+                self.sent.append((session, session.name, []))
             send(session, step, begin=begin)
 
         def answered(session: LibpqSession) -> Result:
@@ -175,8 +164,7 @@ def assert_same(failure: Failure, sent: Recorder, spec: str, server: Server) -> 
             until = starts[number + 1] if number + 1 < len(starts) else None
             events = {beat.event for beat in beats[starts[number] : until]}
             assert actual.waited == bool(events & {"waits", "stops"}), (step, events)
-            expected = answers[key][number]
-            compared += _same_answer(expected, actual, step)
+            compared += _same_answer(answers[key][number], actual, step)
     assert compared
 
 
@@ -197,14 +185,10 @@ def _same_answer(expected: Result | ServerError | None, actual: Answer, step: st
         return False
     assert actual.columns == expected.columns, step
     fixed = [n for n, oid in enumerate(expected.oids) if oid not in TIMES]
-    rows = [tuple(str(v) if v.text is not None else "" for v in r.values()) for r in expected.rows]
-    assert [[row[n] for n in fixed] for row in actual.rows] == [
-        [row[n] for n in fixed] for row in rows
-    ], step
+    rows = [[str(v) if v.text is not None else "" for v in r.values()] for r in expected.rows]
+    shown, known = ([[row[n] for n in fixed] for row in all_] for all_ in (actual.rows, rows))
+    assert shown == known, step
     return True
-
-
-# --- specs --------------------------------------------------------------------------------------
 
 
 Told = Callable[..., tuple[Failure, str]]
@@ -285,9 +269,8 @@ def test_a_deadlock_with_an_old_snapshot(told: Told) -> None:
     """A session stops at both gates, and passes those of the operations before."""
     between = f"w2 advances {past(30.0)}, wholly recovers, wholly claims 2, batches"
     program = play(f"w1 claims 2; w1 batches | {between}", 2)
-    failure, spec = told(
-        "broken/no_deadlock_one_statement", "no-deadlock", program, Conditions(gate="every")
-    )
+    every = Conditions(gate="every")
+    failure, spec = told("broken/no_deadlock_one_statement", "no-deadlock", program, every)
     stops = [(beat.actor, beat.text) for beat in failure.run.trace if beat.event == "stops"]
     assert stops[0] == ("w1", "statement")
     assert stops[-1] == ("w2", "row")
@@ -299,9 +282,6 @@ def test_a_convoy(told: Told) -> None:
     told("broken/non_blocking_for_update", "non-blocking", RACE)
 
 
-# --- what else a run may hold -------------------------------------------------------------------
-
-
 Exported = Callable[..., str]
 
 
@@ -311,8 +291,7 @@ def exported(monkeypatch: pytest.MonkeyPatch, server: Server, lab_of: LabOf) -> 
 
     def exported(queue: str, program: Program, conditions: Conditions = PLAIN) -> str:
         lab = lab_of(queue if "\n" in queue else STRATEGIES / queue)
-        offer = Offer(lab.queue, held=queue == "hold_open.sql")
-        runner = runner_under(lab, offer, conditions)
+        runner = runner_under(lab, Offer(lab.queue, held=queue == "hold_open.sql"), conditions)
         with monkeypatch.context() as patch:
             recorder = Recorder(patch)
             done = runner.run(program)
@@ -326,21 +305,18 @@ def exported(monkeypatch: pytest.MonkeyPatch, server: Server, lab_of: LabOf) -> 
 
 def test_a_crash_ends_the_session(exported: Exported) -> None:
     """A worker that dies in the transaction of its claim gives the job back at once."""
-    spec = exported("hold_open.sql", play("w1 claims, crashes; w2 claims"))
-    assert "step terminate_w1\n" in spec
+    assert "step terminate_w1\n" in exported("hold_open.sql", play("w1 claims, crashes; w2 claims"))
 
 
 def test_a_worker_that_waits_may_die(exported: Exported) -> None:
     """A statement that is running when its worker dies ends with its backend."""
-    program = play("w1 claims, completes | w2 claims | reaper crashes 2")
-    spec = exported("for_update.sql", program)
+    spec = exported("for_update.sql", play("w1 claims, completes | w2 claims | reaper crashes 2"))
     assert "step terminate_w2\n" in spec
 
 
 def test_an_ended_backend_is_replaced(exported: Exported) -> None:
     """A worker whose backend was ended acts again, in a session of its own."""
-    program = play("w1 claims; nemesis terminates 1; w1 completes")
-    spec = exported("skip_locked.sql", program)
+    spec = exported("skip_locked.sql", play("w1 claims; nemesis terminates 1; w1 completes"))
     assert "session w1_life2\n" in spec
 
 
@@ -387,8 +363,7 @@ RETURNING id;""",
 
 def test_a_function_with_a_search_path_of_its_own_sees_the_clock(exported: Exported) -> None:
     """The lab lets such a function see the moved clock, and so does the spec."""
-    spec = exported(PINNED, play("w1 claims; +lease; w2 claims"))
-    assert "#     w2_claim_1: => job 1\n" in spec
+    assert "#     w2_claim_1: => job 1\n" in exported(PINNED, play("w1 claims; +lease; w2 claims"))
 
 
 def test_a_killed_server_is_refused(lab_of: LabOf) -> None:
@@ -431,8 +406,6 @@ def test_every_permutation_is_measured(
     assert (found.permutations, found.waits) == (permutations, waits)
     assert min(found.steps, found.whole, found.isolationtester) > 0
 
-
-# --- SQL ----------------------------------------------------------------------------------------
 
 NAMES = {17: "bytea", 20: "bigint", 23: "integer", 25: "text", 3802: "jsonb"}
 
@@ -484,9 +457,6 @@ def test_a_name_with_a_brace_is_refused() -> None:
     """A quoted name cannot be written without its brace."""
     with pytest.raises(QueueproofError, match="closing brace"):
         braced('SELECT 1 AS "}"')
-
-
-# --- tests --------------------------------------------------------------------------------------
 
 
 def written(path: Path, queue: str, **under: str) -> Callable[[], None]:
@@ -543,9 +513,6 @@ def test_an_unknown_guarantee_is_refused() -> None:
         must_hold("single-clam", REFERENCE, program=RACE)
 
 
-# --- the command line ---------------------------------------------------------------------------
-
-
 def token(queue: Path, guarantee: str, **data: object) -> str:
     """The token of a story that nobody needs to look for."""
     return encode_token(load(queue).digest, guarantee, 0, **data)
@@ -575,9 +542,8 @@ def test_a_story_is_written_where_it_happened_again(
     if form == "spec":
         assert isolationtester(server, text)["w2_claim_2"][0].rows[0][0] == "1"
     else:
-        assert (
-            f'QUEUE = Path(__file__).parent / "{os.path.relpath(DOUBLE_CLAIM, tmp_path)}"' in text
-        )
+        place = os.path.relpath(DOUBLE_CLAIM, tmp_path)
+        assert f'QUEUE = Path(__file__).parent / "{place}"' in text
 
 
 @pytest.mark.usefixtures("on_server")

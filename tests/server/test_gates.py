@@ -80,9 +80,8 @@ def in_plpgsql(lock: str = "", begin: str = "", end: str = "") -> str:
     return function("plpgsql", IN_PLPGSQL.format(lock=lock, begin=begin, end=end))
 
 
-MUTEX = in_plpgsql(
-    "FOR UPDATE SKIP LOCKED", "PERFORM pg_advisory_lock(7);", "PERFORM pg_advisory_unlock(7);"
-)
+SKIPS = "FOR UPDATE SKIP LOCKED"
+MUTEX = in_plpgsql(SKIPS, "PERFORM pg_advisory_lock(7);", "PERFORM pg_advisory_unlock(7);")
 PROCEDURE = """
 CREATE TABLE granted (pid int, id bigint);
 CREATE PROCEDURE take() LANGUAGE plpgsql AS $f$
@@ -94,7 +93,6 @@ DECLARE chosen bigint; BEGIN
 END $f$;
 """
 CALLED = "CALL take();\nDELETE FROM granted WHERE pid = pg_backend_pid() RETURNING id;"
-SKIPS = "FOR UPDATE SKIP LOCKED"
 
 # What a queue breaks, and where sessions must stop for that to show (None: between statements is
 # enough); what it does, with how it claims, and its schema's functions and views.
@@ -104,7 +102,7 @@ DEFECTS: dict[tuple[str, Gate | None], dict[str, str]] = {
         "a function that selects, then updates": queue(CALL, in_plpgsql()),
     },
     ("non-blocking", None): {
-        "a statement that waits": queue(f"{one_statement(f'{FREE} FOR UPDATE')};"),
+        "a statement that waits": queue(f"{one_statement(f'{FREE} FOR UPDATE')};")
     },
     ("single-claim", "statement"): {
         "a statement that does not ask again": queue(f"{one_statement(LISTED)};"),
@@ -125,9 +123,7 @@ DEFECTS: dict[tuple[str, Gate | None], dict[str, str]] = {
         "a procedure that waits": queue(CALLED, PROCEDURE.format(lock="FOR UPDATE", commit="")),
         "a mutex within a function": queue(CALL, MUTEX),
     },
-    ("single-claim", "query"): {
-        "a query that does not ask again": queue(two_statements(LISTED)),
-    },
+    ("single-claim", "query"): {"a query that does not ask again": queue(two_statements(LISTED))},
 }
 
 
@@ -192,8 +188,7 @@ def test_a_wait_with_an_old_snapshot_is_no_breach(lab_of: LabOf) -> None:
         if any(call.waits for call in run.history.calls)
     )
     declared = declare(offered(lab))
-    found = [v.guarantee for v in check(waited.history, declared).violations]
-    assert found == ["non-blocking"]
+    assert [v.guarantee for v in check(waited.history, declared).violations] == ["non-blocking"]
     calls = [
         replace(call, waits=tuple(wait._replace(stale=True) for wait in call.waits))
         for call in waited.history.calls
@@ -221,9 +216,8 @@ def test_a_gate_changes_no_answer(lab_of: LabOf, form: str, gate: Gate) -> None:
     plain = Runner(lab).run(program)
     gated = Runner(lab, conditions=Conditions(gate=gate)).run(program)
     assert told(plain) == told(gated)
-    assert any(beat.event == "stops" for beat in gated.trace) == (
-        gate != "query" or form == "two statements"
-    )
+    stops = gate != "query" or form == "two statements"
+    assert any(beat.event == "stops" for beat in gated.trace) == stops
 
 
 TAKES = """
@@ -240,8 +234,7 @@ END $$;
 def test_a_function_stops_where_its_snapshot_is_old(lab_of: LabOf, level: Isolation | None) -> None:
     """Where all of a transaction has one snapshot, a query that only calls a function stops."""
     text = queue_file(more=TAKES, claim="SELECT take() AS id;")
-    conditions = Conditions(gate="query", isolation=level)
-    run = Runner(lab_of(text), conditions=conditions).run(RACE)
+    run = Runner(lab_of(text), conditions=Conditions(gate="query", isolation=level)).run(RACE)
     assert any(beat.event == "stops" for beat in run.trace) == (level is not None)
 
 
@@ -299,11 +292,9 @@ def test_a_function_of_another_owner_and_path_stops(lab_of: LabOf) -> None:
         "BEGIN RETURN QUERY UPDATE public.jobs SET status = 'running' WHERE id = ("
         "SELECT id FROM public.jobs WHERE status = 'queued' LIMIT 1) RETURNING id; END"
     )
-    definer = function("plpgsql", body).replace(
-        "LANGUAGE", "SECURITY DEFINER SET search_path = '' LANGUAGE"
-    )
-    run = stopped(lab_of(queue(CALL, definer)))
-    assert any(beat.event == "stops" for beat in run.trace)
+    apart = "SECURITY DEFINER SET search_path = '' LANGUAGE"
+    definer = function("plpgsql", body).replace("LANGUAGE", apart)
+    assert any(beat.event == "stops" for beat in stopped(lab_of(queue(CALL, definer))).trace)
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from unittest.mock import Mock
 
@@ -70,18 +70,13 @@ def value(session: Session, sql: str) -> str:
 
 def ahead(session: Session, expression: str) -> float:
     """Seconds by which a time of the database is ahead of the real one."""
-    return (
-        float(value(session, f"SELECT extract(epoch FROM ({expression})::timestamptz)"))
-        - time.time()
-    )
+    shown = value(session, f"SELECT extract(epoch FROM ({expression})::timestamptz)")
+    return float(shown) - time.time()
 
 
 def is_moved(seconds: float) -> bool:
     """Whether a time is ahead by the clock's move."""
     return abs(seconds - MOVED) < SLACK
-
-
-# --- the clock ----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -160,9 +155,15 @@ def test_a_reset_brings_real_time_back(moved: Lab) -> None:
     assert abs(ahead(moved.session("w1"), "now()")) < SLACK
 
 
-# --- the reset ----------------------------------------------------------------------------------
-
-RESET = queue("""
+NOTE = """
+CREATE TABLE log (what text);
+CREATE FUNCTION note() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+  INSERT INTO log VALUES (TG_OP);
+  RETURN NULL;
+END $$;
+"""
+RESET = queue(f"""{NOTE}
 CREATE TABLE parents (id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, name text,
                       upper_name text GENERATED ALWAYS AS (upper(name)) STORED);
 CREATE TABLE jobs (id bigserial PRIMARY KEY, parent bigint REFERENCES parents,
@@ -178,12 +179,6 @@ CREATE UNLOGGED TABLE "odd ""name" (x int);
 CREATE TABLE bare ();
 CREATE SEQUENCE numbers START 7;
 CREATE SEQUENCE "it's";
-CREATE TABLE log (what text);
-CREATE FUNCTION note() RETURNS trigger LANGUAGE plpgsql AS $$
-BEGIN
-  INSERT INTO log VALUES (TG_OP);
-  RETURN NULL;
-END $$;
 INSERT INTO parents (name) VALUES ('ann'), ('bob');
 INSERT INTO kinds VALUES (1);
 INSERT INTO jobs (parent, kind) VALUES (1, 1), (2, 1);
@@ -358,14 +353,8 @@ def test_a_reset_ends_what_sessions_left_open(labs: dict[str, Lab]) -> None:
     assert value(lab.session("w1"), "SHOW application_name") != "left over"
 
 
-ALWAYS = queue("""
+ALWAYS = queue(f"""{NOTE}
 CREATE TABLE jobs (id bigserial PRIMARY KEY);
-CREATE TABLE log (what text);
-CREATE FUNCTION note() RETURNS trigger LANGUAGE plpgsql AS $$
-BEGIN
-  INSERT INTO log VALUES (TG_OP);
-  RETURN NULL;
-END $$;
 INSERT INTO jobs DEFAULT VALUES;
 CREATE TRIGGER plain AFTER INSERT OR DELETE ON jobs FOR EACH ROW EXECUTE FUNCTION note();
 CREATE TRIGGER always AFTER INSERT OR DELETE ON jobs FOR EACH ROW EXECUTE FUNCTION note();
@@ -388,8 +377,6 @@ def test_triggers_stay_as_the_schema_left_them(server: Server, humble: Server, w
         execute(lab.session("w1"), Step("INSERT INTO jobs DEFAULT VALUES"))
         assert value(lab.session("w1"), "SELECT count(*) FROM log") == "2"
 
-
-# --- gates --------------------------------------------------------------------------------------
 
 GATED = queue("""
 CREATE TABLE jobs (id bigserial PRIMARY KEY, state text NOT NULL DEFAULT 'queued');
@@ -520,8 +507,7 @@ def test_a_transaction_of_somebody_elses_keeps_its_now(lab_of: LabOf) -> None:
 
 def test_a_dead_workers_backend_goes_where_the_queue_can_see_it(lab_of: LabOf) -> None:
     """A queue that reads pg_stat_activity sees the death."""
-    looks = GATED + "\n-- name: recover\nSELECT pid AS id FROM pg_stat_activity LIMIT 0;\n"
-    lab = lab_of(looks)
+    lab = lab_of(GATED + "\n-- name: recover\nSELECT pid AS id FROM pg_stat_activity LIMIT 0;\n")
     dead = lab.session("w1")
     lab.drop("w1")
     assert dead.closed
@@ -538,12 +524,9 @@ def test_opening_a_gate_passes_exactly_one(lab_of: LabOf, gate: Gate, gates: int
     producer.run("INSERT INTO audit VALUES (1)")
     lab.close_gates()
     session = lab.session("w1")
-    session.send(
-        Step(
-            "WITH done AS (UPDATE jobs SET state = 'completed' RETURNING id) "
-            "UPDATE audit SET id = id + 1 WHERE (SELECT count(*) FROM done) = 2"
-        )
-    )
+    done = "WITH done AS (UPDATE jobs SET state = 'completed' RETURNING id)"
+    count = "(SELECT count(*) FROM done)"
+    session.send(Step(f"{done} UPDATE audit SET id = id + 1 WHERE {count} = 2"))
     passed = 0
     while not settle(lab, session):
         assert session.said  # so that nobody asks the server again and again
@@ -564,27 +547,21 @@ def test_no_gate_is_left_behind(lab_of: LabOf) -> None:
     assert lab.execute(count) == [(0,)]
 
 
-def dropped(server: Server) -> None:
-    """A lab loses its database."""
-    with open_lab(load_text(CLOCK, "clock.sql"), server) as lab:
+@pytest.mark.parametrize(
+    ("usage", "told"),
+    [
+        (Mock(side_effect=FileNotFoundError), "somebody has dropped the database of this"),
+        (lambda _: SimpleNamespace(free=2**20), r"the disk is full in /.*TMPDIR chooses"),
+    ],
+    ids=["somebody", "a full disk"],  # a server that such a disk ends says so in its log alone
+)
+def test_who_has_taken_the_database_away_is_told(
+    server: Server, monkeypatch: pytest.MonkeyPatch, usage: Callable[[str], object], told: str
+) -> None:
+    """A connection that is lost looks as any other, and a server that goes on has not gone."""
+    monkeypatch.setattr("shutil.disk_usage", usage)
+    refused = pytest.raises(ServerUnavailableError, match=told)
+    with refused, open_lab(load_text(CLOCK, "clock.sql"), server) as lab:
         name = conninfo_to_dict(lab.conninfo)["dbname"]
         server.administer(f'DROP DATABASE "{name}" WITH (FORCE)')
         lab.reset()
-
-
-def test_a_database_that_somebody_drops_is_told(
-    server: Server, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A server that goes on would else be said to have ended a connection, or to have gone."""
-    monkeypatch.setattr("shutil.disk_usage", Mock(side_effect=FileNotFoundError))  # moved away
-    with pytest.raises(ServerUnavailableError, match="somebody has dropped the database of this"):
-        dropped(server)
-
-
-def test_a_server_that_its_full_disk_has_ended_is_told(
-    server: Server, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It says so in its log alone; a connection that is lost looks as any other."""
-    monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=2**20))
-    with pytest.raises(ServerUnavailableError, match=r"the disk is full in /.*TMPDIR chooses"):
-        dropped(server)

@@ -29,8 +29,7 @@ MANY = 40  # crowds
 
 def failures(lab: Lab, conditions: Conditions = PLAIN) -> Iterator[Failure]:
     """What some crowds break."""
-    work = Work(lab, calibrate(lab), 0)
-    for tried in work.tries(Draws(0, MANY, conditions)):
+    for tried in Work(lab, calibrate(lab), 0).tries(Draws(0, MANY, conditions)):
         yield from tried.broken
 
 
@@ -113,9 +112,8 @@ def test_what_is_in_a_story_explains_it_unless_it_is_accepted(
         assert (lost.verdict, starved.verdict) == ("accepted", "broken")
     else:
         assert (lost.verdict, starved.verdict) == ("broken", "inconclusive")
-        assert starved.reason == (
-            "its story holds that of no-lost-job, which is broken: mend that first"
-        )
+        told = "its story holds that of no-lost-job, which is broken: mend that first"
+        assert starved.reason == told
 
 
 COUNTING = {

@@ -17,7 +17,6 @@ from queueproof.examine.calibrate import calibrate
 from queueproof.examine.check import check_queue
 from queueproof.guarantees.catalogue import select
 from queueproof.judge.checker import declare
-from queueproof.postgres import Server
 from queueproof.postgres.pooler import MISSING, open_pooler
 from queueproof.probes.probe import untold
 from queueproof.probes.probes import PROBES
@@ -73,9 +72,6 @@ def pooled(lab: Lab, policy: Pooled, *, held: bool = False) -> Runner:
     return Runner(lab, held=held, conditions=Conditions(pooled=policy))
 
 
-# --- the pooler that the scheduler plays --------------------------------------------------------
-
-
 @pytest.mark.parametrize("policy", POLICIES)
 def test_no_transaction_runs_on_the_connection_of_the_one_before(
     lab_of: LabOf, policy: Pooled
@@ -83,8 +79,7 @@ def test_no_transaction_runs_on_the_connection_of_the_one_before(
     """Each transaction of a worker is sent on another connection than its last."""
     lab = lab_of(queue())
     work = "w1 claims, completes 0, claims, completes 1, claims, completes 2"
-    run = pooled(lab, policy).run(play(work, 3))
-    ran_on = connections(run, "w1")
+    ran_on = connections(pooled(lab, policy).run(play(work, 3)), "w1")
     assert len(ran_on) == 6
     assert all(one != other for one, other in itertools.pairwise(ran_on))
 
@@ -104,16 +99,14 @@ def test_workers_share_the_connections(lab_of: LabOf) -> None:
 def test_an_open_transaction_keeps_its_connection(lab_of: LabOf, policy: Pooled) -> None:
     """A claim that is held in its transaction is completed on its own connection."""
     lab = lab_of(HELD)
-    both = play("w1 claims, completes | w2 claims, completes", 2)
-    run = pooled(lab, policy, held=True).run(both)
+    run = pooled(lab, policy, held=True).run(play("w1 claims, completes | w2 claims, completes", 2))
     assert [len(connections(run, worker)) for worker in ("w1", "w2")] == [1, 1]
     assert breaches(run, declare(Offer(lab.queue, held=True))) == []
 
 
 def test_a_crash_rolls_back_and_leaves_the_session_of_others(lab_of: LabOf) -> None:
     """A dead client's transaction is rolled back; what it left in an idle session stays there."""
-    gone = play("w1 claims, crashes; w2 claims")
-    run = pooled(lab_of(HELD), "first idle", held=True).run(gone)
+    run = pooled(lab_of(HELD), "first idle", held=True).run(play("w1 claims, crashes; w2 claims"))
     first, second = (c for c in run.history.of_kind("claim") if c.actor in {"w1", "w2"})
     assert first.ids == second.ids != ()
 
@@ -145,8 +138,7 @@ def test_what_lives_in_a_session_breaks(
     lab = lab_of(queue(**defect))
     program = play("w1 claims")
     assert breaches(Runner(lab).run(program), declare(offered(lab))) == []
-    through = pooled(lab, policy).run(program)
-    (first, *_) = through.history.of_kind("claim")
+    (first, *_) = pooled(lab, policy).run(program).history.of_kind("claim")
     assert first.error.startswith(error)
 
 
@@ -162,12 +154,9 @@ def test_the_story_of_what_lives_in_a_session_replays(lab_of: LabOf) -> None:
 
 def test_what_lives_in_a_transaction_is_safe(lab_of: LabOf) -> None:
     """SET LOCAL, a lock and a temporary table of one transaction are not what a pooler breaks."""
-    safe = (
-        "BEGIN; SET LOCAL app.name = 'x'; CREATE TEMP TABLE t () ON COMMIT DROP;"
-        "SELECT pg_advisory_xact_lock(1);"
-    )
-    also = "AND current_setting('app.name') = 'x'"
-    lab = lab_of(queue(before=safe, also=also, after="COMMIT;"))
+    own = "SET LOCAL app.name = 'x'; CREATE TEMP TABLE t () ON COMMIT DROP;"
+    safe = f"BEGIN; {own} SELECT pg_advisory_xact_lock(1);"
+    lab = lab_of(queue(before=safe, also="AND current_setting('app.name') = 'x'", after="COMMIT;"))
     program = play("w1 claims, completes; w2 claims", 2)
     for policy in POLICIES:
         assert breaches(pooled(lab, policy).run(program), declare(offered(lab))) == []
@@ -206,8 +195,7 @@ def test_without_pgbouncer_the_harness_own_dealing_decides(lab_of: LabOf) -> Non
     itself = [what for what in judgement.evidence if "PgBouncer itself" in what]
     assert [judgement.evidence[what] for what in itself] == [0]
     assert "not installed: apt-get install pgbouncer" in judgement.reason
-    lab = lab_of(queue(**PREPARES))
-    (judgement,) = check_queue(lab, select(ONLY), profile="glance").guarantees
+    (judgement,) = check_queue(lab_of(queue(**PREPARES)), select(ONLY), profile="glance").guarantees
     assert judgement.verdict == "broken", judgement.reason
     assert judgement.story is not None
     assert "A pooler in transaction mode stands between" in judgement.story
@@ -224,9 +212,6 @@ def test_without_pgbouncer_a_pass_that_was_asked_for_by_name_is_inconclusive(
     card = check_queue(lab, select(ONLY), profile="glance", named=named, required=required)
     assert (card.guarantees[0].verdict, card.exit_code) == ("inconclusive", 2)
     assert card.guarantees[0].reason.startswith(f"{MISSING}; without it: ")
-
-
-# --- PgBouncer itself ---------------------------------------------------------------------------
 
 
 @pytest.mark.pgbouncer
@@ -267,9 +252,9 @@ def test_claims_held_in_their_transaction_go_through(lab_of: LabOf) -> None:
 
 
 @pytest.mark.pgbouncer
-def test_transactions_take_turns(server: Server, pgbouncer: Path) -> None:
+def test_transactions_take_turns(database: str, pgbouncer: Path) -> None:
     """Consecutive transactions of one client run on different backends."""
-    with server.database() as conninfo, open_pooler(conninfo, pgbouncer) as pooler:
+    with open_pooler(database, pgbouncer) as pooler:
         with psycopg.connect(pooler.conninfo, autocommit=True) as client:
             pids = [client.execute("SELECT pg_backend_pid()").fetchone() for _ in range(4)]
         assert all(one != other for one, other in itertools.pairwise(pids))
@@ -279,24 +264,23 @@ def test_transactions_take_turns(server: Server, pgbouncer: Path) -> None:
 
 @pytest.mark.pgbouncer
 def test_a_password_goes_where_nobody_reads_it(
-    server: Server, pgbouncer: Path, monkeypatch: pytest.MonkeyPatch
+    database: str, pgbouncer: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A password with quotes reaches PgBouncer in a private file, which goes with it."""
     monkeypatch.setenv("PGPASSWORD", "it's a 'secret'")
-    with server.database() as conninfo:
-        with open_pooler(conninfo, pgbouncer) as pooler:
-            socket = psycopg.conninfo.conninfo_to_dict(pooler.conninfo)["host"]
-            configuration = Path(str(socket)) / "pgbouncer.ini"
-            assert "password='it''s a ''secret'''" in configuration.read_text()
-            assert configuration.stat().st_mode & 0o777 == 0o600
-            assert Path(str(socket)).stat().st_mode & 0o777 == 0o700
-        assert not Path(str(socket)).exists()
+    with open_pooler(database, pgbouncer) as pooler:
+        socket = Path(str(psycopg.conninfo.conninfo_to_dict(pooler.conninfo)["host"]))
+        configuration = socket / "pgbouncer.ini"
+        assert "password='it''s a ''secret'''" in configuration.read_text()
+        assert configuration.stat().st_mode & 0o777 == 0o600
+        assert socket.stat().st_mode & 0o777 == 0o700
+    assert not socket.exists()
 
 
 @pytest.mark.pgbouncer
 @pytest.mark.usefixtures("pgbouncer")
 def test_nothing_is_left_behind_when_the_run_is_killed(
-    server: Server, begin: Begin, eventually: Eventually
+    database: str, begin: Begin, eventually: Eventually
 ) -> None:
     """A run that is killed takes PgBouncer and its directory with it."""
     code = (
@@ -305,23 +289,19 @@ def test_nothing_is_left_behind_when_the_run_is_killed(
         "    print(pooler.conninfo, flush=True)\n"
         "    sys.stdin.read()\n"
     )
-    with server.database() as conninfo:
-        run = begin(sys.executable, "-c", code, conninfo)
-        host = Path(str(psycopg.conninfo.conninfo_to_dict(run.line())["host"]))
-        pid = int((host / "pid").read_text())
-        run.kill()
-        eventually(lambda: not host.exists(), "its directory to go")
-        with pytest.raises(ProcessLookupError):
-            os.kill(pid, 0)
+    run = begin(sys.executable, "-c", code, database)
+    host = Path(str(psycopg.conninfo.conninfo_to_dict(run.line())["host"]))
+    pid = int((host / "pid").read_text())
+    run.kill()
+    eventually(lambda: not host.exists(), "its directory to go")
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
 
 
-def test_a_pgbouncer_that_dies_says_why(server: Server) -> None:
+def test_a_pgbouncer_that_dies_says_why(database: str) -> None:
     """What it wrote before it died is the message: here env, which cannot run the configuration."""
-    with (
-        server.database() as conninfo,
-        pytest.raises(ServerUnavailableError, match=r"could not be started: .*Permission denied"),
-        open_pooler(conninfo, Path("/usr/bin/env")),
-    ):
+    env, told = Path("/usr/bin/env"), "could not be started: .*Permission denied"
+    with pytest.raises(ServerUnavailableError, match=told), open_pooler(database, env):
         pass
 
 
@@ -335,11 +315,8 @@ def test_a_pgbouncer_that_does_not_start_is_no_verdict(
 
 
 @pytest.mark.pgbouncer
-def test_a_server_that_lets_nobody_in_is_named(server: Server, pgbouncer: Path) -> None:
+def test_a_server_that_lets_nobody_in_is_named(database: str, pgbouncer: Path) -> None:
     """A database that is not there is told in one message."""
-    with (
-        server.database() as conninfo,
-        pytest.raises(ServerUnavailableError, match="nowhere"),
-        open_pooler(make_conninfo(conninfo, dbname="nowhere"), pgbouncer),
-    ):
+    gone = make_conninfo(database, dbname="nowhere")
+    with pytest.raises(ServerUnavailableError, match="nowhere"), open_pooler(gone, pgbouncer):
         pass

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from pathlib import Path
+
+import pytest
 
 from tests.fix_programs import Begin, Eventually, is_gone
 
@@ -34,21 +37,16 @@ signal.pause()
 """
 
 
-def test_a_worker_of_pytest_does_not_outlive_it(begin: Begin, eventually: Eventually) -> None:
-    """As with `pytest -n 2` that is killed: its workers end, and with them their servers."""
-    parent = begin(sys.executable, "-c", PARENT, CHILD)
-    child = int(parent.line())
-    parent.kill()
-    eventually(lambda: is_gone(child), "the child to end")
-
-
+@pytest.mark.parametrize(
+    "program", [(PARENT, CHILD), (SCRIPT,)], ids=["a worker of pytest", "beside a check"]
+)
 def test_they_do_not_outlive_a_parent_that_was_killed(
-    tmp_path: Path, begin: Begin, eventually: Eventually
+    tmp_path: Path, begin: Begin, eventually: Eventually, program: Sequence[str]
 ) -> None:
-    """Kill -9 leaves no time to tell them."""
+    """Kill -9 leaves no time to tell them: they end, and with them their servers."""
     script = tmp_path / "parent.py"
-    script.write_text(SCRIPT, encoding="utf-8")
-    parent = begin(sys.executable, str(script))
+    script.write_text(program[0], encoding="utf-8")
+    parent = begin(sys.executable, script, *program[1:])
     child = int(parent.line())
     parent.kill()
     eventually(lambda: is_gone(child), "the child to end")

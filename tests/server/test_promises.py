@@ -75,8 +75,7 @@ def test_a_claim_that_ends_one_stale_job_at_a_time_is_asked_again(lab_of: LabOf)
     lab = lab_of(text_of("sound/renewed_receipts"))
     offer = calibrate(lab)
     late = play(f"w1 claims, crashes; w2 claims, crashes; +{HOUR}", [JobSpec(bound=1), JobSpec()])
-    run = Runner(lab).run(late)
-    assert check(run.history, declare(offer)).violations == []
+    assert check(Runner(lab).run(late).history, declare(offer)).violations == []
 
 
 def test_a_wait_that_a_recovery_ends_is_no_wait_for_ever(lab_of: LabOf) -> None:
@@ -103,8 +102,6 @@ def test_a_fail_that_takes_its_time_makes_no_wait_longer(
     assert found.broken == ""
     assert found.found[0].least <= 5
 
-
-# --- what works now and then is a break with its story; what never works cannot be judged ---------
 
 # Each looks into another sixth of the line: an offset that is drawn does so by chance.
 SOMEWHERE = SKIP_LOCKED.replace(

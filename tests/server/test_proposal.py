@@ -127,19 +127,11 @@ SHAPES = {
     ),
     "enum": (
         ENUM_AND_PARENTS,
-        [
-            "'dead' END::task_state",
-            "last_err = :error",
-            "INSERT INTO tenants (plan) VALUES ('free');",
-        ],
+        ["'dead' END::task_state", "last_err = :error", "tenants (plan) VALUES ('free');"],
     ),
     "numbered": (
         NUMBERED,
-        [
-            '"runAfter" NULLS FIRST, "jobId") WHERE status = 0;',
-            '2 = "completed"',
-            "AT TIME ZONE 'UTC'",
-        ],
+        ['"runAfter" NULLS FIRST, "jobId") WHERE st', '2 = "completed"', "AT TIME ZONE 'UTC'"],
     ),
     "flags": (FLAGS, ["WHERE NOT processing\n    AND NOT processed\n    AND error IS NOT TRUE"]),
     "counts down": (
@@ -163,12 +155,7 @@ SHAPES = {
     "outbox": (OUTBOX, ["UPDATE app.outbox_events", 'NEW = "queued"', "processing = running"]),
     "without attempts": (
         WITHOUT_ATTEMPTS,
-        [
-            "mean? paused",
-            "dead and error are taken for given up",
-            "no column counts attempts",
-            "AS claimed_at",
-        ],
+        ["mean? paused", "dead and error are taken for", "no column counts", "AS claimed_at"],
     ),
 }
 Write = Callable[..., str]

@@ -14,14 +14,7 @@ from queueproof.guarantees.catalogue import CATALOGUE
 from queueproof.report.card import Card, Judgement, Verdict
 from scenarios.matrix import PROGRAMS, REMARKS, STORIES, StoryLine, peers, read_remarks, stories
 from tests.fix_places import SKIP_LOCKED, STRATEGIES
-from workshop.conformance import (
-    Failure,
-    Row,
-    _said,
-    recorded,
-    render,
-    write,
-)
+from workshop.conformance import Failure, Row, _said, recorded, render, write
 
 GOOD = """
 [other]
@@ -85,10 +78,7 @@ def test_a_mistake_is_told_with_its_place(tmp_path: Path, old: str, new: str, me
     [
         ({"fencing": "broken"}, "yes"),
         ({"crash-safe": "inconclusive"}, "?"),
-        (
-            {"crash-safe": "broken", "no-lost-job": "inconclusive"},
-            "no: `crash-safe` ✗",
-        ),
+        ({"crash-safe": "broken", "no-lost-job": "inconclusive"}, "no: `crash-safe` ✗"),
     ],
 )
 def test_a_promise_is_kept_by_what_it_rests_on(
@@ -124,10 +114,8 @@ def test_a_page_is_written_without_what_could_not_be_judged(tmp_path: Path) -> N
     write([row(tmp_path, {"fencing": "broken"})], tmp_path, [failed], "pgbouncer 1.18.0")
     recorded = json.loads((tmp_path / "conformance.json").read_text())
     assert recorded.keys() == {"peers/other", "sound/lost"}
-    assert stories(tmp_path) == [
-        StoryLine("peers/other", "fencing", "because", "a-token", None),
-        lost,
-    ]
+    new = StoryLine("peers/other", "fencing", "because", "a-token", None)
+    assert stories(tmp_path) == [new, lost]
     where = (tmp_path / STORIES).read_text().partition("\n")[0]
     assert json.loads(where) == {"postgres": "PostgreSQL", "pooler": "pgbouncer 1.18.0"}
     page = (tmp_path / "conformance.md").read_text()

@@ -79,8 +79,6 @@ def test_how_far_it_is_is_told_within_what_is_done_one_by_one(lab_of: LabOf) -> 
     assert told == pytest.approx([0, 0, 1 / 2, 1 / 2, 2 / 3, 5 / 6])
 
 
-# --- jobs are multiplied ------------------------------------------------------------------------
-
 KEYS = {
     "a serial": "bigserial PRIMARY KEY",
     "one that goes down": "bigint GENERATED ALWAYS AS IDENTITY (INCREMENT BY -1) PRIMARY KEY",
@@ -149,27 +147,20 @@ def test_copies_of_a_partitioned_table_go_where_they_belong(lab_of: LabOf) -> No
         f"CREATE TABLE jobs_{n} PARTITION OF jobs FOR VALUES WITH (MODULUS 4, REMAINDER {n});"
         for n in range(4)
     )
-    lab = lab_of(
-        queue().replace(");\nCREATE INDEX", f") PARTITION BY HASH (id);{partitions}\nCREATE INDEX")
-    )
+    hashed = f") PARTITION BY HASH (id);{partitions}\nCREATE INDEX"
+    lab = lab_of(queue().replace(");\nCREATE INDEX", hashed))
     Filling(lab, lambda count: finish(lab, count), MANY).grow(MANY)
     assert states(lab) == {"completed": MANY}
-    smallest = lab.execute(
-        "SELECT min(n) FROM (SELECT count(*) AS n FROM public.jobs GROUP BY tableoid) AS counts"
-    )
-    assert int(str(smallest[0][0])) > MANY // 8
+    shares = lab.execute("SELECT count(*) FROM public.jobs GROUP BY tableoid")
+    assert min(int(str(share)) for (share,) in shares) > MANY // 8
 
 
 def test_copies_that_the_queue_does_not_count_are_refused(lab_of: LabOf) -> None:
     """A queue that reports other numbers than it was filled to says so."""
-    text = queue().replace("FROM jobs;\n", "FROM jobs LIMIT 70;\n")
-    lab = lab_of(text)
+    lab = lab_of(queue().replace("FROM jobs;\n", "FROM jobs LIMIT 70;\n"))
     filling = Filling(lab, lambda count: finish(lab, count), MANY)
     with pytest.raises(NotMultipliedError, match="the queue reports"):
         filling.grow(MANY)
-
-
-# --- a claim's cost -----------------------------------------------------------------------------
 
 
 def test_a_partial_index_keeps_a_claim_cheap(lab_of: LabOf) -> None:
@@ -226,9 +217,8 @@ def test_jobs_made_by_operations_are_enough_to_show_a_missing_index(
     lab_of: LabOf, kind: str
 ) -> None:
     """A claim that reads the whole table is found where no rows can be copied, too."""
-    found = slope(
-        lab_of(queue(more=NO_COPIES + "DROP INDEX jobs_enqueued_at_idx;")), kind, 1_000_000
-    )
+    lab = lab_of(queue(more=NO_COPIES + "DROP INDEX jobs_enqueued_at_idx;"))
+    found = slope(lab, kind, 1_000_000)
     assert found.short
     assert str(ONE_BY_ONE[0] // 1_000) in found.broken
 
@@ -270,8 +260,7 @@ def test_what_has_failed_was_due_before_what_is_ready(lab_of: LabOf) -> None:
     assert "finished jobs" in found.broken
     assert found.guilty is not None
     assert "pg_catalog.now() + CASE" not in found.guilty[1]
-    without = LATE.replace("<> 'completed'", "= 'queued'")
-    assert not slope(lab_of(without), "finished", MANY).broken
+    assert not slope(lab_of(LATE.replace("<> 'completed'", "= 'queued'")), "finished", MANY).broken
 
 
 DELAYED = queue(
@@ -359,9 +348,7 @@ def test_a_deduplicating_queue_is_filled_with_distinct_jobs(lab_of: LabOf, more:
     assert found.evidence["waiting jobs"] == MANY
 
 
-def test_of_a_queue_that_deletes_what_is_completed_what_failed_is_multiplied(
-    lab_of: LabOf,
-) -> None:
+def test_of_a_queue_that_deletes_what_is_completed_what_failed_is_multiplied(lab_of: LabOf) -> None:
     """What a queue keeps of its finished jobs may be few of them."""
     found = slope(lab_of(STRATEGIES / "sound" / "delete_on_complete.sql"), "finished", MANY)
     assert not found.short
@@ -398,11 +385,8 @@ def test_without_finished_jobs_only_the_backlog_is_measured(lab_of: LabOf) -> No
     text = queue()
     start, end = text.index("-- name: complete"), text.index("-- name: jobs")
     lab = lab_of(text[:start] + text[end:])
-    assert slope(lab, "waiting", MANY).evidence == {
-        "finished jobs": 0,
-        "waiting jobs": MANY,
-        "claims measured": 6,
-    }
+    evidence = {"finished jobs": 0, "waiting jobs": MANY, "claims measured": 6}
+    assert slope(lab, "waiting", MANY).evidence == evidence
     assert "no job is finished" in slope(lab, "snapshot", CHURNED).unable
 
 
@@ -439,11 +423,7 @@ SELECT id, CASE WHEN dead_at IS NOT NULL THEN 'failed' WHEN receipt IS NOT NULL 
 
 def test_what_a_vacuum_frees_is_used_again_while_jobs_finish(lab_of: LabOf) -> None:
     """Completed jobs' space in an index, left until the end, would have tables read whole."""
-    lab = lab_of(DELETING)
-    assert not slope(lab, "churned", 2_000).grown
-
-
-# --- an old snapshot, and stories ---------------------------------------------------------------
+    assert not slope(lab_of(DELETING), "churned", 2_000).grown
 
 
 def test_dead_rows_that_a_snapshot_keeps_make_a_claim_dearer(lab_of: LabOf) -> None:
@@ -470,9 +450,8 @@ def test_the_story_shows_the_plan_and_the_remedy(lab_of: LabOf, kind: str) -> No
     story = " ".join(to_text(tell_found(found, guarantee)).split())
     assert found.broken in story
     assert "Update on jobs" in story
-    assert (
-        "idle_in_transaction_session_timeout" if kind == "snapshot" else "CREATE INDEX"
-    ) in story
+    remedy = "idle_in_transaction_session_timeout" if kind == "snapshot" else "CREATE INDEX"
+    assert remedy in story
 
 
 def test_a_plan_that_hides_a_function_says_so() -> None:

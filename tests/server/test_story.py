@@ -27,23 +27,10 @@ from tests.fix_places import SKIP_LOCKED, STRATEGIES
 from tests.fix_plays import play
 from tests.fix_queues import queue_file
 
-FURTHER = Card(
-    "q.sql",
-    "PostgreSQL",
-    0,
-    1.0,
-    (
-        Judgement(
-            "fencing",
-            "broken",
-            "w1 completed it",
-            "fencing: ...\nBroken: w1 completed it.",
-            "TOKEN1",
-            {"schedules": 2},
-            (Break("w1 failed it", "fencing: ...\nBroken: w1 failed it.", "TOKEN2"),),
-        ),
-    ),
-)
+SECOND = Break("w1 failed it", "fencing: ...\nBroken: w1 failed it.", "TOKEN2")
+TOLD = ("w1 completed it", "fencing: ...\nBroken: w1 completed it.", "TOKEN1")
+FENCING = Judgement("fencing", "broken", *TOLD, {"schedules": 2}, (SECOND,))
+FURTHER = Card("q.sql", "PostgreSQL", 0, 1.0, (FENCING,))
 RACE = play("w1 claims | w2 claims")
 
 QUEUE = queue_file(
@@ -91,9 +78,7 @@ GOLDEN = """\
 
 def double_claim(lab: Lab) -> Failure:
     """The first run in which two claims get one job."""
-    runner = Runner(lab)
-    declared = declare(offered(lab))
-    failure = find(runner, declared, RACE, "single-claim", budget=100)
+    failure = find(Runner(lab), declare(offered(lab)), RACE, "single-claim", budget=100)
     assert failure is not None
     return failure
 

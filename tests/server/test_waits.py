@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import signal
-import subprocess
 import sys
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib.resources import files
 from pathlib import Path
 
@@ -24,13 +25,11 @@ from queueproof.run.workers import ClientLab
 from queueproof.schedule.conditions import Conditions
 from tests.fix_labs import LabOf
 from tests.fix_places import SKIP_LOCKED
-from tests.fix_programs import PATIENCE, Begin, ends, frozen
+from tests.fix_programs import PATIENCE, Begin, ends, finished, frozen
 
 WORKER = files("queueproof.queues").joinpath("templates/worker.py").read_text()
 OPENED = 'db = psycopg.connect(message["dsn"], autocommit=True, row_factory=dict_row)\n'
 
-
-# --- where a queue's tables are -------------------------------------------------------------------
 
 IN_PUBLIC = """
 from queueproof import Client
@@ -56,6 +55,14 @@ class Public(Client):
 """
 
 
+def worker_that(does: str, folder: Path) -> Queue:
+    """The template's worker, which does something more once it is connected."""
+    assert OPENED in WORKER
+    worker = folder / "worker.py"
+    worker.write_text(WORKER.replace(OPENED, f"{OPENED}{' ' * 16}{does}\n"))
+    return from_command(f"exec: {sys.executable} {worker}")
+
+
 @pytest.fixture(params=["file", "class", "program"])
 def in_public(
     request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -70,11 +77,7 @@ def in_public(
         (tmp_path / "in_public.py").write_text(IN_PUBLIC)
         monkeypatch.syspath_prepend(tmp_path)
         return resolve("in_public:Public")
-    worker = tmp_path / "worker.py"
-    worker.write_text(
-        WORKER.replace(OPENED, f'{OPENED}{" " * 16}db.execute("SET search_path = public")\n')
-    )
-    return from_command(f"exec: {sys.executable} {worker}")
+    return worker_that('db.execute("SET search_path = public")', tmp_path)
 
 
 def test_tables_in_the_schema_public(lab_of: LabOf, in_public: Queue) -> None:
@@ -88,18 +91,7 @@ def test_tables_in_the_schema_public(lab_of: LabOf, in_public: Queue) -> None:
         assert lab.execute("SELECT count(*) FROM public.jobs") == [(0,)]
 
 
-# --- what the reset waits for ---------------------------------------------------------------------
-
-
-def worker_that(opens: str, tmp_path: Path) -> Queue:
-    """The template's worker, which does something more when it begins and its tables are there."""
-    assert OPENED in WORKER
-    there = "db.execute(\"SELECT FROM pg_tables WHERE tablename = 'jobs'\").fetchone()"
-    worker = tmp_path / "worker.py"
-    worker.write_text(
-        WORKER.replace(OPENED, f"{OPENED}{' ' * 16}if {there} is not None:\n{' ' * 20}{opens}\n")
-    )
-    return from_command(f"exec: {sys.executable} {worker}")
+THERE = "db.execute(\"SELECT FROM pg_tables WHERE tablename = 'jobs'\").fetchone()"
 
 
 @pytest.mark.parametrize(
@@ -111,12 +103,10 @@ def worker_that(opens: str, tmp_path: Path) -> Queue:
     ids=["that it ends", "that it leaves open"],
 )
 def test_a_worker_started_ahead_is_in_a_transaction(
-    lab_of: LabOf,
-    tmp_path: Path,
-    opens: str,
+    lab_of: LabOf, tmp_path: Path, opens: str
 ) -> None:
     """A reset that waits for it moves what it sends meanwhile, and ends it where that is no use."""
-    lab = lab_of(worker_that(opens, tmp_path))
+    lab = lab_of(worker_that(f"if {THERE} is not None:\n{' ' * 20}{opens}", tmp_path))
     assert isinstance(lab, ClientLab)
     leaves = "BEGIN" in opens
     lab._control.run(f"SET lock_timeout = {100 if leaves else 30_000}")
@@ -151,9 +141,6 @@ def test_somebody_holds_a_lock_between_two_runs(
     lab.reset()
 
 
-# --- what the server does not answer --------------------------------------------------------------
-
-
 def test_a_statement_that_does_not_end(lab_of: LabOf, monkeypatch: pytest.MonkeyPatch) -> None:
     """Outside the runner too it is given up, with its block, its line and itself."""
     monkeypatch.setattr(waits, "STATEMENT", 0.2)
@@ -167,19 +154,20 @@ def test_a_statement_that_does_not_end(lab_of: LabOf, monkeypatch: pytest.Monkey
         lab_of(text)
 
 
+@contextmanager
+def given_up(what: str, *pids: int) -> Iterator[None]:
+    """Processes do not answer, and a wait for something ends after 0.2 s."""
+    with frozen(*pids), pytest.raises(waits.LimitError, match=rf"waited 0\.2 s for {what}"):
+        yield
+
+
 def test_a_backend_that_is_frozen(lab_of: LabOf, monkeypatch: pytest.MonkeyPatch) -> None:
     """The harness's own statements are given up with what was asked."""
     lab = lab_of(SKIP_LOCKED, fresh=True)
     monkeypatch.setattr(waits, "OWN", 0.2)
-    with (
-        frozen(lab.control_pid),
-        pytest.raises(waits.LimitError, match=r"waited 0\.2 s for PostgreSQL to answer"),
-    ):
+    with given_up("PostgreSQL to answer", lab.control_pid):
         lab.advance(1.0)
-    with (
-        frozen(lab._admin.info.backend_pid),
-        pytest.raises(waits.LimitError, match=r"waited 0\.2 s for PostgreSQL to answer"),
-    ):
+    with given_up("PostgreSQL to answer", lab._admin.info.backend_pid):
         lab.execute("SELECT 1")
 
 
@@ -194,10 +182,7 @@ def test_a_server_that_is_frozen_is_not_the_queues_fault(
     with psycopg.connect(server._admin) as admin:
         (found,) = admin.execute("SELECT pg_read_file('postmaster.pid')").fetchall()
     postmaster = int(str(found[0]).split()[0])
-    with (
-        frozen(postmaster, session.pid),
-        pytest.raises(waits.LimitError, match=r"waited 0\.2 s for PostgreSQL at .* to take a"),
-    ):
+    with given_up("PostgreSQL at .* to take a", postmaster, session.pid):
         execute(session, Step("SELECT 1"))
 
 
@@ -208,31 +193,23 @@ def test_a_cancelled_statement_that_does_not_end(
     lab = lab_of(SKIP_LOCKED, fresh=True)
     session = lab.session("w1")
     session.send(Step("SELECT pg_sleep(3600)"))
-    with frozen(session.pid):
-        monkeypatch.setattr(waits, "CANCEL", 0.2)
-        with pytest.raises(waits.LimitError, match=r"waited 0\.2 s for what w1 runs to end"):
-            session.cancel()
-        monkeypatch.setattr(waits, "GONE", 0.2)
-        with pytest.raises(waits.LimitError, match=rf"0\.2 s for backend {session.pid} to end"):
-            lab.discard(session)
+    monkeypatch.setattr(waits, "CANCEL", 0.2)
+    with given_up("what w1 runs to end", session.pid):
+        session.cancel()
+    monkeypatch.setattr(waits, "GONE", 0.2)
+    with given_up(f"backend {session.pid} to end", session.pid):
+        lab.discard(session)
 
 
 def test_a_statement_larger_than_what_a_frozen_backend_takes(
     lab_of: LabOf, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Sending is a wait as well."""
-    lab = lab_of(SKIP_LOCKED, fresh=True)
-    session = lab.session("w1")
+    session = lab_of(SKIP_LOCKED, fresh=True).session("w1")
     assert isinstance(session, LibpqSession)
     monkeypatch.setattr(waits, "OWN", 0.2)
-    with (
-        frozen(session.pid),
-        pytest.raises(waits.LimitError, match=r"waited 0\.2 s for PostgreSQL to read SELECT"),
-    ):
+    with given_up("PostgreSQL to read SELECT", session.pid):
         session.send(Step(f"SELECT length('{'x' * 2**22}')"))
-
-
-# --- signals --------------------------------------------------------------------------------------
 
 
 def test_a_signal_whose_exception_is_lost_has_its_code(
@@ -285,8 +262,7 @@ def test_what_is_raised_for_a_signal_where_python_ignores_it_is_raised_again(bef
 
     Also where the alarm for that comes while Python still tells what it ignores.
     """
-    command = [sys.executable, "-c", before + LOST]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=True)  # noqa: S603 - our own program
+    done = finished(sys.executable, "-c", before + LOST, check=True)
     assert (done.stdout, done.stderr) == ("stopped by SIGTERM\n", "")
 
 
@@ -308,8 +284,7 @@ except KeyboardInterrupt as stopped:
 
 def test_signals_that_come_at_once_are_told_as_one() -> None:
     """Python would say of the others that it ignored them due to a race condition."""
-    command = [sys.executable, "-c", ALL]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=True)  # noqa: S603 - our own program
+    done = finished(sys.executable, "-c", ALL, check=True)
     assert (done.stdout, done.stderr) == ("stopped by SIGHUP\n", "")
 
 

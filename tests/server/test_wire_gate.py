@@ -74,9 +74,6 @@ def logged_in(bench: Bench) -> tuple[Raw, Connection]:
     return raw, connection
 
 
-# --- what is shown ------------------------------------------------------------------------------
-
-
 def test_binary_parameters_of_unknown_type_are_hex(holding: Bench) -> None:
     """Without a type a binary parameter is shown as its bytes."""
 
@@ -103,11 +100,8 @@ def test_a_statement_prepared_earlier_is_shown(holding: Bench) -> None:
 
     client = holding.start(libpq, holding.dsn, act)
     steps = [step for step in holding.let_all(client) if step != COMMIT]
-    assert steps == [
-        Held("execute", "INSERT INTO jobs VALUES ($1)", ("1",)),
-        Held("execute", "INSERT INTO jobs VALUES ($1)", ("2",)),
-        Held("execute", "DELETE FROM jobs WHERE id = $1", ("1",)),
-    ]
+    added = [Held("execute", "INSERT INTO jobs VALUES ($1)", (one,)) for one in "12"]
+    assert steps == [*added, Held("execute", "DELETE FROM jobs WHERE id = $1", ("1",))]
     assert holding.ids() == [2]
 
 
@@ -125,16 +119,9 @@ def test_a_refused_parse_leaves_the_name_as_it_was(holding: Bench) -> None:
 
     client = holding.start(libpq, holding.dsn, act)
     steps = holding.let_all(client)
-    assert steps == [
-        Held("execute", "", ()),
-        Held("execute", "INSERT INTO jobs VALUES ($1)", ("1",)),
-        COMMIT,
-    ]
-    answers = ["COMMAND_OK", *["FATAL_ERROR"] * 3, "INSERT 0 1"]
-    assert holding.finish(client) == answers
-
-
-# --- pipelines and their transactions -----------------------------------------------------------
+    added = Held("execute", "INSERT INTO jobs VALUES ($1)", ("1",))
+    assert steps == [Held("execute", "", ()), added, COMMIT]
+    assert holding.finish(client) == ["COMMAND_OK", *["FATAL_ERROR"] * 3, "INSERT 0 1"]
 
 
 def pipeline(statements: Sequence[str], *, syncs: Sequence[int] = ()) -> Callable[[Low], list[str]]:
@@ -170,12 +157,8 @@ def test_executes_of_a_pipeline_are_steps(holding: Bench) -> None:
     holding.let(connection)
     assert (connection.tag, holding.ids()) == ("COMMIT", [1, 2])
     assert holding.let_all(client) == [Held("execute", sent[2]), COMMIT]
-    assert holding.finish(client) == [
-        *["INSERT 0 1"] * 2,
-        "PIPELINE_SYNC",
-        "INSERT 0 1",
-        "PIPELINE_SYNC",
-    ]
+    first, second = ["INSERT 0 1"] * 2, ["INSERT 0 1"]
+    assert holding.finish(client) == [*first, "PIPELINE_SYNC", *second, "PIPELINE_SYNC"]
 
 
 @pytest.mark.parametrize(
@@ -193,8 +176,7 @@ def test_executes_of_a_pipeline_are_steps(holding: Bench) -> None:
 )
 def test_a_sync_is_a_step_where_it_commits(holding: Bench, sent: list[str], steps: int) -> None:
     """A Sync passes with its group in a transaction, after an error, and behind mere settings."""
-    client = holding.start(libpq, holding.dsn, pipeline(sent))
-    found = holding.let_all(client)
+    found = holding.let_all(holding.start(libpq, holding.dsn, pipeline(sent)))
     assert [step.sql for step in found[: len(sent)]] == sent
     assert len(found) == steps
 
@@ -207,13 +189,8 @@ def test_a_pipeline_goes_on_after_an_error(holding: Bench) -> None:
     assert connection.error is not None
     assert (connection.error[0], connection.tag) == ("42601", "")
     assert holding.let_all(client) == [Held("execute", sent[2]), COMMIT]
-    assert holding.finish(client) == [
-        "FATAL_ERROR",
-        "PIPELINE_ABORTED",
-        "PIPELINE_SYNC",
-        "INSERT 0 1",
-        "PIPELINE_SYNC",
-    ]
+    failed = ["FATAL_ERROR", "PIPELINE_ABORTED"]
+    assert holding.finish(client) == [*failed, "PIPELINE_SYNC", "INSERT 0 1", "PIPELINE_SYNC"]
     assert holding.ids() == [2]
 
 
@@ -246,15 +223,13 @@ def test_groups_without_an_execute_pass(holding: Bench) -> None:
         low.pgconn.send_flush_request()
         return [*answers, *map(said, low.results())]
 
-    client = holding.start(libpq, holding.dsn, act)
-    assert holding.finish(client) == ["COMMAND_OK", "COMMAND_OK"]
+    assert holding.finish(holding.start(libpq, holding.dsn, act)) == ["COMMAND_OK", "COMMAND_OK"]
 
 
 def test_a_portal_that_is_left_in_the_middle(holding: Bench) -> None:
     """An Execute that was given fewer rows than there are has a commit too."""
-    raw, connection = sent(
-        holding, extended("SELECT generate_series(1, 3)", rows=2) + protocol.message("S")
-    )
+    two_of_three = extended("SELECT generate_series(1, 3)", rows=2)
+    raw, connection = sent(holding, two_of_three + protocol.message("S"))
     holding.let(connection)
     assert [m.kind for m in raw.until("s")] == ["1", "2", "D", "D", "s"]
     assert connection.held == COMMIT
@@ -272,16 +247,12 @@ def test_a_function_call_is_held(holding: Bench) -> None:
 
 def test_a_query_behind_an_unfinished_group(holding: Bench) -> None:
     """Messages that execute nothing pass before a simple query that follows them."""
-    raw, connection = sent(
-        holding, protocol.message("P", b"a\0SELECT 1\0\0\0") + protocol.query("SELECT 2")
-    )
+    unfinished = protocol.message("P", b"a\0SELECT 1\0\0\0")
+    raw, connection = sent(holding, unfinished + protocol.query("SELECT 2"))
     assert connection.held == Held("query", "SELECT 2")
     assert raw.until("1")
     holding.let(connection)
     assert raw.until("Z")
-
-
-# --- COPY ---------------------------------------------------------------------------------------
 
 
 def copy_by_psycopg(dsn: str) -> list[tuple[str, ...]]:
@@ -344,13 +315,9 @@ def test_copy_that_fails(holding: Bench, by: str) -> None:
     assert [step.sql for step in steps] == ["COPY jobs FROM STDIN", "SELECT 1", "COMMIT"]
 
 
-# --- a connection's life ------------------------------------------------------------------------
-
-
 def test_encryption_is_declined(bench: Bench) -> None:
     """Requests for TLS and GSSAPI are answered with N, and the client goes on without."""
-    client = bench.start(by_psycopg, make_conninfo(bench.dsn, sslmode="prefer"), [INSERT])
-    bench.finish(client)
+    bench.finish(bench.start(by_psycopg, make_conninfo(bench.dsn, sslmode="prefer"), [INSERT]))
     raw = Raw(bench)
     for code in (protocol.TLS, protocol.GSS):
         raw._parser = protocol.Parser("backend")
@@ -386,8 +353,7 @@ def test_connections_are_known_by_owner(bench: Bench) -> None:
     """Each owner has connections of its own, numbered as they were opened."""
     other = bench.wire.listen("w2")
     first, second = Raw(bench).log_in(), Raw(bench).log_in()
-    client = bench.start(by_psycopg, other, [INSERT])
-    bench.finish(client)
+    bench.finish(bench.start(by_psycopg, other, [INSERT]))
     found = bench.wire.connections(OWNER)
     assert [connection.number for connection in found] == [1, 2]
     assert len({connection.pid for connection in found}) == 2
@@ -410,8 +376,7 @@ def test_a_client_that_dies_while_held(holding: Bench) -> None:
 
 def test_a_client_that_leaves_at_once(bench: Bench) -> None:
     """What a client has sent before it went reaches the server, with nothing held."""
-    raw = Raw(bench).log_in(protocol.query("INSERT INTO jobs VALUES (1)") + protocol.message("X"))
-    raw.close()
+    Raw(bench).log_in(protocol.query("INSERT INTO jobs VALUES (1)") + protocol.message("X")).close()
     bench.until_server("SELECT count(*) = 1 FROM jobs")
 
 
@@ -434,8 +399,7 @@ def test_cancel_is_forwarded(holding: Bench, version: str) -> None:
         low.pgconn.flush()
         assert cancelling.wait(PATIENCE)
         low.connection.cancel_safe(timeout=PATIENCE)
-        state = low.results()[-1].error_field(pq.DiagnosticField.SQLSTATE)
-        return (state or b"").decode()
+        return (low.results()[-1].error_field(pq.DiagnosticField.SQLSTATE) or b"").decode()
 
     with psycopg.connect(holding.conninfo) as other:
         other.execute("LOCK jobs")
@@ -529,16 +493,12 @@ def guarded(bench: Bench) -> tuple[str, str]:
     return make_conninfo(bench.conninfo, user=role, password=password), method
 
 
-# --- the harness's own --------------------------------------------------------------------------
-
-
 def test_settings_are_made_before_the_client_may_begin(bench: Bench) -> None:
     """A new connection has its owner's settings, and its client hears nothing of them."""
     bench.wire.settings = lambda owner: [f"SET application_name = 'of {owner}'", "SET my.own = 'x'"]
     raw = Raw(bench).log_in()
-    raw.send(
-        protocol.query("SELECT current_setting('application_name') || current_setting('my.own')")
-    )
+    both = "current_setting('application_name') || current_setting('my.own')"
+    raw.send(protocol.query(f"SELECT {both}"))
     assert [m.kind for m in raw.until("Z")] == ["T", "D", "C", "Z"]
     found = bench.direct.execute(
         "SELECT application_name FROM pg_stat_activity WHERE pid = %s",
@@ -694,9 +654,6 @@ def test_rewrite(holding: Bench, by: Callable[[str, Script], None]) -> None:
     assert holding.ids() == [7, 8]
 
 
-# --- the server -----------------------------------------------------------------------------------
-
-
 def test_a_server_that_is_not_there(bench: Bench) -> None:
     """A client that comes while the server is away is told so, and others are not disturbed."""
     raw = Raw(bench).log_in()
@@ -767,26 +724,23 @@ def test_a_server_on_tcp(on_tcp: str) -> None:
         assert bench.ids() == [5]
 
 
-@pytest.mark.parametrize("mode", ["require", "verify-full"])
-def test_encryption_that_is_asked_for_is_refused(bench: Bench, mode: str) -> None:
-    """A DSN that asks for TLS is refused with a next step, and nothing is sent in the clear."""
-    with (
-        closing(Wire(make_conninfo(bench.conninfo, sslmode=mode))) as wire,
-        pytest.raises(QueueproofError, match=f"sslmode={mode}: .* write sslmode=prefer"),
-    ):
+@pytest.mark.parametrize(
+    ("setting", "error", "told"),
+    [
+        ({"sslmode": "require"}, QueueproofError, "sslmode=require: .* write sslmode=prefer"),
+        ({"sslmode": "verify-full"}, QueueproofError, "=verify-full: .* write sslmode=prefer"),
+        ({"user": "nobody"}, ServerUnavailableError, r'no TLS.*role "nobody" does not'),
+    ],
+    ids=["encryption is asked for", "with certificates", "the login is refused"],
+)
+def test_a_server_that_the_gate_cannot_use(
+    bench: Bench, setting: dict[str, str], error: type[Exception], told: str
+) -> None:
+    """It speaks no TLS: that is said with a next step, and nothing is sent in the clear."""
+    refused = pytest.raises(error, match=told)
+    with closing(Wire(make_conninfo(bench.conninfo, **setting))) as wire, refused:
         wire.listen("w2")
 
-
-def test_a_server_that_does_not_let_us_in(bench: Bench) -> None:
-    """A server that refuses the login says why, with the fact that the gate speaks no TLS."""
-    with (
-        closing(Wire(make_conninfo(bench.conninfo, user="nobody"))) as wire,
-        pytest.raises(ServerUnavailableError, match=r'no TLS.*role "nobody" does not'),
-    ):
-        wire.listen("w2")
-
-
-# --- what no client should send -----------------------------------------------------------------
 
 HOSTILE = (
     struct.pack("!iiii", 16, protocol.CANCEL, 1, 1) * 2,
@@ -858,8 +812,6 @@ def test_what_stands_before_an_open_gate_is_read_too(holding: Bench) -> None:
     holding.wire.hold(OWNER, on=False)
     assert protocol.read_error(raw.until("E")[-1].body)[0] == "08P01"
 
-
-# --- large rows ---------------------------------------------------------------------------------
 
 BIG = 32 * 2**20
 
@@ -977,21 +929,13 @@ def test_a_group_without_end(holding: Bench, monkeypatch: pytest.MonkeyPatch) ->
     assert protocol.read_error(raw.until("E")[-1].body)[0] == "08P01"
 
 
-# --- what it costs ------------------------------------------------------------------------------
-
-
 def test_cost_is_measured(own: Server) -> None:
     """Each protocol is timed directly, twice, and through a gate that holds or does not."""
     found = cost.measure(own, rounds=2, statements=3)
     assert len(found) == 8
-    assert {(one.protocol, one.ratio) for one in found if one.way == cost.DIRECT} == {
-        ("simple", 1.0),
-        ("extended", 1.0),
-    }
+    direct = {(one.protocol, one.ratio) for one in found if one.way == cost.DIRECT}
+    assert direct == {("simple", 1.0), ("extended", 1.0)}
     assert min(one.each for one in found) > 0
-
-
-# --- sockets ------------------------------------------------------------------------------------
 
 
 class Ends:

@@ -110,8 +110,7 @@ def test_any_fragmentation_gives_the_same_messages(
 def frames(kinds: str) -> st.SearchStrategy[list[bytes]]:
     """Well-formed messages with any bodies."""
     body = st.binary(max_size=200) | st.integers(60_000, 200_000).map(bytes)
-    frame = st.builds(message, st.sampled_from(kinds), body)
-    return st.lists(frame, max_size=8)
+    return st.lists(st.builds(message, st.sampled_from(kinds), body), max_size=8)
 
 
 @given(data=st.data(), side=st.sampled_from(SIDES), places=st.lists(st.integers(0), max_size=10))

@@ -6,7 +6,6 @@ import json
 import os
 import select
 import signal
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
@@ -31,7 +30,8 @@ from queueproof.queues.worker import (
     WorkerQueue,
     as_uri,
 )
-from tests.fix_programs import Begin, Eventually, is_gone
+from tests.fix_programs import Begin, Eventually, finished, is_gone
+from tests.fix_queues import answered
 
 Spawn = Callable[..., WorkerProcess]
 DSN = "host=/tmp/socket dbname=q user=me"
@@ -59,9 +59,6 @@ def described() -> WorkerQueue:
     queue = queue_of("")
     queue.described_by(DESCRIPTION)
     return queue
-
-
-# --- what the user types ------------------------------------------------------------------------
 
 
 def test_exec_names_a_worker_and_its_arguments() -> None:
@@ -113,9 +110,6 @@ def test_a_worker_cannot_be_run_as_steps() -> None:
         queue_of("").begin("claim")
 
 
-# --- what the worker says of itself ------------------------------------------------------------
-
-
 def test_init_tells_facts_and_operations() -> None:
     """Header keys as in a queue file, durations as seconds; null is not promised."""
     queue = queue_of("")
@@ -138,9 +132,8 @@ def test_init_tells_facts_and_operations() -> None:
     assert queue.moves_clock
     assert {"limit", "worker"} == queue.takes("claim")
     assert {"worker", "job"} == queue.takes("complete")
-    assert (timedelta(seconds=1.5), None, timedelta(0), 0.5) == (
-        *(queue.lease, queue.max_attempts, queue.backoff, queue.jitter),
-    )
+    assert (queue.lease, queue.backoff) == (timedelta(seconds=1.5), timedelta(0))
+    assert (queue.max_attempts, queue.jitter) == (None, 0.5)
     assert (queue.order, queue.isolation) == ("priority, fifo", "serializable")
     assert queue.promises == {"old-snapshot"}
     assert queue.retry_on == {"40001"}
@@ -189,21 +182,13 @@ def test_a_wrong_description_says_how_to_write_it(answer: dict[str, Any], messag
         queue_of("").described_by({**right, **answer})
 
 
-# --- messages and answers -----------------------------------------------------------------------
-
-
 def test_a_message_holds_what_the_operation_takes(described: WorkerQueue) -> None:
     """Durations become seconds, the payload an object; what is left open is the header's."""
     spec = {"payload": '{"n": 1}', "priority": 2, "delay": timedelta(seconds=1.5), "queue": "a"}
     expected = {"payload": {"n": 1}, "priority": 2, "delay": 1.5, "queue": "a", "max_attempts": 3}
     assert {"op": "enqueue", "jobs": [expected]} == described.request("enqueue", **spec)
-    assert (described.request("claim", worker="u", limit=2, queue="a", age=None)) == {
-        "op": "claim",
-        "worker": "u",
-        "limit": 2,
-        "lease": 30,
-        "queue": "a",
-    }
+    claim = {"op": "claim", "worker": "u", "limit": 2, "lease": 30, "queue": "a"}
+    assert described.request("claim", worker="u", limit=2, queue="a", age=None) == claim
     assert described.request("cleanup", age=timedelta(minutes=1)) == {"op": "cleanup", "age": 60}
     assert described.request("clock", ahead=-3.5) == {"op": "clock", "ahead": -3.5}
 
@@ -211,9 +196,8 @@ def test_a_message_holds_what_the_operation_takes(described: WorkerQueue) -> Non
 def test_init_and_install_are_told_a_uri(described: WorkerQueue) -> None:
     """Client libraries outside libpq read nothing else."""
     uri = "postgresql:///q?user=me&host=/tmp/socket"
-    assert {"op": "init", "dsn": uri, "queue": "default"} == (
-        described.request("init", dsn=DSN, queue="default")
-    )
+    init = described.request("init", dsn=DSN, queue="default")
+    assert init == {"op": "init", "dsn": uri, "queue": "default"}
     assert {"op": "install", "dsn": uri} == described.request("install", dsn=DSN)
 
 
@@ -248,14 +232,11 @@ def test_a_claimed_job_goes_back_as_it_came(described: WorkerQueue) -> None:
     assert WorkerClaim("7", claim.token, job) == claim
     assert job == described.request("complete", worker="u", job=claim)["job"]
     assert [job] == described.request("complete_many", worker="u", jobs=[claim])["jobs"]
-    assert {
-        "id": Value(b"7", 0),
-        "attempt": Value(b"1", 0),
-        "receipt": Value(None, 0),
-        "at": Value(b"1.5", 0),
-        "tags": Value(b'["a"]', 0),
-        "name": Value(b"x", 0),
-    } == claim.token
+    told = (b"7", b"1", None, b"1.5", b'["a"]', b"x")
+    assert claim.token == {name: Value(text, 0) for name, text in zip(job, told, strict=True)}
+
+
+FAILED = {"state": "failed", "attempts": 2}
 
 
 @pytest.mark.parametrize(
@@ -272,24 +253,15 @@ def test_a_claimed_job_goes_back_as_it_came(described: WorkerQueue) -> None:
         ("complete_and_claim", {"ids": ["1"], "jobs": []}, (frozenset({"1"}), [])),
         ("recover", {"ids": []}, []),
         ("cleanup", {"deleted": 3}, None),
-        (
-            "jobs",
-            {
-                "jobs": [
-                    {"id": "1", "state": "queued"},
-                    {"id": "2", "state": "failed", "attempts": 2},
-                ]
-            },
-            [JobRow("1", "queued"), JobRow("2", "failed", 2)],
-        ),
+        ("jobs", {"jobs": [{"id": "1", "state": "queued"}]}, [JobRow("1", "queued")]),
+        ("jobs", {"jobs": [{"id": "2", **FAILED}]}, [JobRow("2", "failed", 2)]),
     ],
 )
 def test_an_answer_is_read_as_the_operation_returns_it(
     described: WorkerQueue, operation: str, answer: object, expected: object
 ) -> None:
     """A worker's answers mean what a Python queue's mean."""
-    request = {"op": operation, "jobs": [{"id": "1"}]}
-    assert expected == described.read(operation, request, answer)
+    assert expected == described.read(operation, {"op": operation, "jobs": [{"id": "1"}]}, answer)
 
 
 @pytest.mark.parametrize(
@@ -330,9 +302,6 @@ def test_an_error_is_the_servers(described: WorkerQueue) -> None:
     assert (caught.value.sqlstate, caught.value.message) == ("40001", "try again")
 
 
-# --- a process ----------------------------------------------------------------------------------
-
-
 def test_messages_are_answered_one_by_one(spawn: Spawn) -> None:
     """Each message is a line, each answer the line after it."""
     worker = spawn(ECHO)
@@ -340,9 +309,7 @@ def test_messages_are_answered_one_by_one(spawn: Spawn) -> None:
         assert {"op": "x", "n": number} == worker.ask({"op": "x", "n": number})
 
 
-def test_a_scheduler_reads_when_there_is_something_to_read(
-    spawn: Spawn,
-) -> None:
+def test_a_scheduler_reads_when_there_is_something_to_read(spawn: Spawn) -> None:
     """Nothing waits: an answer is there once its whole line has been received."""
     worker = spawn(ECHO)
     worker.receive()
@@ -540,17 +507,6 @@ def test_a_worker_that_cannot_be_started_is_named(tmp_path: Path) -> None:
         resolve(f"exec: {broken}").spawn("w1")  # type: ignore[attr-defined]
 
 
-# --- the templates ------------------------------------------------------------------------------
-
-
-def answered(
-    queue: WorkerQueue, process: WorkerProcess, operation: str, **arguments: object
-) -> Any:  # noqa: ANN401
-    """One operation from its arguments to its result."""
-    request = queue.request(operation, **arguments)
-    return queue.read(operation, request, process.ask(request))
-
-
 def live_through(queue: WorkerQueue, dsn: str) -> None:
     """Put a template through the life of a few jobs."""
     with queue.spawn("the installer") as installer:
@@ -578,10 +534,9 @@ def live_through(queue: WorkerQueue, dsn: str) -> None:
         assert answered(queue, one, "recover", lease=queue.lease) == []
         rows = {row.id: (row.state, row.attempts) for row in answered(queue, two, "jobs")}
         assert dict(zip(ids, [("queued", 1), ("completed", 1), ("queued", 0)], strict=True)) == rows
+        never = timedelta(2 * 10**8)
         with pytest.raises(ServerError) as caught:
-            answered(
-                queue, one, "enqueue", payload="{}", priority=10**9, delay=timedelta(2 * 10**8)
-            )
+            answered(queue, one, "enqueue", payload="{}", priority=10**9, delay=never)
         assert caught.value.sqlstate == "22008"  # datetime_field_overflow
 
 
@@ -612,11 +567,8 @@ def test_a_template_ends_with_its_stdin(suffix: str, tmp_path: Path) -> None:
     if suffix == ".mjs":
         (tmp_path / "node_modules" / "pg").mkdir(parents=True)
         (tmp_path / "node_modules" / "pg" / "index.js").write_text("")
-    argv = [sys.executable if suffix == ".py" else "node", str(worker)]
-    ended = subprocess.run(  # noqa: S603 - our own
-        argv, input=b"", capture_output=True, check=False, timeout=60
-    )
-    assert (ended.returncode, ended.stdout, ended.stderr) == (0, b"", b"")
+    ended = finished(sys.executable if suffix == ".py" else "node", worker, input="")
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "", "")
 
 
 def test_the_templates_run_the_same_statements() -> None:
@@ -625,9 +577,8 @@ def test_the_templates_run_the_same_statements() -> None:
         files("queueproof.queues").joinpath(f"templates/worker.{suffix}").read_text()
         for suffix in ("py", "mjs")
     )
-    shared = [
-        line for line in python.splitlines() if line.startswith(("UPDATE", "  SELECT", "SET"))
-    ]
+    begins = ("UPDATE", "  SELECT", "SET")
+    shared = [line for line in python.splitlines() if line.startswith(begins)]
     assert len(shared) > 5
     assert not [line for line in shared if "%" not in line and line not in node]
 

@@ -62,8 +62,7 @@ def test_each_operation_that_breaks_a_guarantee_is_told_once(lab_of: LabOf, *, w
     judgement, _ = check_queue(lab, select(("fencing", "routing")), profile="quick").guarantees
     late = re.compile(r"w1 was allowed to (\w+) a job with a claim .*: w2 has the job now")
     found = [late.fullmatch(one.reason) for one in judgement.stories]
-    told = [match[1] for match in found if match]
-    assert sorted(told) == ["complete", "extend", "fail"]
+    assert sorted(match[1] for match in found if match) == ["complete", "extend", "fail"]
     assert (judgement.reason, judgement.story) == astuple(judgement.stories[0])[:2]
     for one in judgement.stories:
         happens_again(lab, one)
@@ -76,8 +75,7 @@ def test_a_story_says_why_a_claim_may_wait(lab_of: LabOf) -> None:
     assert (one.verdict, other.verdict) == ("broken", "holds")
     waits = re.search(r"waits for (w\d)", one.story or "")
     assert waits is not None
-    told = f"claim waits for {waits[1]}'s because both take the same job."
-    assert told in (one.story or "")
+    assert f"claim waits for {waits[1]}'s because both take the same job." in (one.story or "")
 
 
 def test_a_pass_comes_with_evidence(lab_of: LabOf) -> None:
@@ -134,17 +132,10 @@ def test_a_declared_break_is_accepted_where_it_is_seen(
     lab_of: LabOf, claim: dict[str, str], verdict: str, reason: str
 ) -> None:
     """With the declared reason; else it holds, with that as its reason."""
-    text = queue_file(header=LESSON, **claim)
-    card = check_queue(lab_of(text), select(ONLY), profile="glance")
+    card = check_queue(lab_of(queue_file(header=LESSON, **claim)), select(ONLY), profile="glance")
     (judgement,) = card.guarantees
     assert (judgement.verdict, card.verdict) == (verdict, "holds")
     assert reason in judgement.reason
-
-
-def test_what_a_queue_does_not_offer_is_not_judged(lab_of: LabOf) -> None:
-    """A guarantee that needs what the queue has not is reported as not offered."""
-    card = check_queue(lab_of(SOUND), select(("live-lease", "retry-bound")), profile="glance")
-    assert [judgement.verdict for judgement in card.guarantees] == ["not-offered"] * 2
 
 
 def test_an_edited_queue_is_asked_for_the_story_under_every_order(lab_of: LabOf) -> None:
@@ -167,9 +158,8 @@ def test_a_token_does_not_fit_a_queue_without_its_operations(lab_of: LabOf) -> N
     with pytest.raises(QueueproofError, match="needs cleanup, which it no longer offers"):
         replay(sound, encode_token("0123456789ab", "order", 0, program=lacks, **data))
     strange = [[], [[["w1", [["juggle"]]]]], []]
-    with pytest.raises(
-        QueueproofError, match=r'\[0\]\.kind is "juggle", and not one of: enqueue, claim'
-    ):
+    told = r'\[0\]\.kind is "juggle", and not one of: enqueue, claim'
+    with pytest.raises(QueueproofError, match=told):
         replay(sound, encode_token("0123456789ab", "order", 0, program=strange, **data))
 
 
@@ -196,8 +186,6 @@ def test_an_operation_that_never_works_makes_a_queue_unusable(
     with pytest.raises(QueueError, match=message):
         check_queue(lab_of(SOUND.replace(part, instead)), select(ONLY), profile="glance")
 
-
-# --- blame --------------------------------------------------------------------------------------
 
 RECOVERS = """-- ///
 -- name: recover
@@ -254,9 +242,6 @@ def test_priority_alone_says_nothing_of_equals(
     text = text.replace("ORDER BY priority DESC, run_at, id", f"ORDER BY {first}")
     judgement = judged(lab_of(text), "order")["order"]
     assert judgement.verdict == verdict, judgement.reason
-
-
-# --- stories of probes: each measures for a second and more, and does so thrice -------------------
 
 
 def test_a_probe_tells_its_story_again(lab_of: LabOf) -> None:

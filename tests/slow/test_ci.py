@@ -14,9 +14,9 @@ import pytest
 import yaml
 
 from queueproof.queues.sqlfile import load
+from tests.fix_places import DOUBLE_CLAIM, ROOT
+from tests.fix_programs import finished
 
-ROOT = Path(__file__).parents[2]
-BROKEN = ROOT / "strategies" / "broken" / "single_claim_select_then_update.sql"
 SNIPPETS = ROOT / "docs" / "ci"
 
 
@@ -29,15 +29,9 @@ def run(command: str, directory: Path, **environment: str) -> subprocess.Complet
     """Run a step as a CI runner does, with this queueproof ahead on PATH."""
     scripts = Path(sys.executable).parent
     path = f"{scripts}{os.pathsep}{os.environ['PATH']}"
-    return subprocess.run(  # noqa: S603 - what is published
-        ["bash", "-eo", "pipefail", "-c", command],  # noqa: S607 - as a runner calls it
-        cwd=directory,
-        env={**os.environ, "PATH": path, **environment},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=300,
-    )
+    step = ("bash", "-eo", "pipefail", "-c", command)
+    found = {**os.environ, "PATH": path, **environment}
+    return finished(*step, cwd=directory, env=found, timeout=300)
 
 
 @pytest.mark.sample
@@ -48,7 +42,7 @@ def test_the_action_checks_a_queue_and_leaves_its_reports(tmp_path: Path) -> Non
     (tmp_path / "queueproof").symlink_to(Path(sys.executable).parents[1])
     checkout = tmp_path / "checkout"
     checkout.mkdir()
-    (checkout / "q.sql").write_text(load(BROKEN).whole)
+    (checkout / "q.sql").write_text(load(DOUBLE_CLAIM).whole)
     ran = run(
         step["run"],
         checkout,
@@ -69,9 +63,8 @@ def test_the_action_checks_a_queue_and_leaves_its_reports(tmp_path: Path) -> Non
     title = "title=queueproof%3A single-claim"
     assert f"::error file=q.sql,line={place['line']},{title}::" in ran.stdout
     assert "❌ broken: q.sql" in (tmp_path / "summary").read_text()
-    assert {"card.json", "card.html", "junit.xml"} == {
-        p.name for p in (checkout / "reports").iterdir()
-    }
+    reports = sorted(path.name for path in (checkout / "reports").iterdir())
+    assert reports == ["card.html", "card.json", "junit.xml"]
 
 
 @pytest.mark.parametrize("name", ["github.yml", "github-services.yml"])

@@ -34,7 +34,7 @@ from queueproof.run.lab import Lab
 from queueproof.run.session import ConnectionLostError
 from tests.fix_commands import Command, Ran, without_progress
 from tests.fix_places import DOUBLE_CLAIM, REFERENCE, STRATEGIES
-from tests.fix_programs import Begin, Eventually, ends
+from tests.fix_programs import Begin, Eventually, ends, finished
 from tests.fix_queues import CLAIM, queue_file
 
 BROKEN, SOUND = str(DOUBLE_CLAIM), str(REFERENCE)
@@ -43,9 +43,8 @@ APART = "server-clock"  # judged in a second or two, where others that hold take
 
 
 @pytest.fixture
-def check(command: Command, dsn: str, monkeypatch: pytest.MonkeyPatch) -> Command:
+def check(command: Command, on_server: None) -> Command:  # noqa: ARG001
     """Run a quick check in this process, which does all of it: the tests share the processors."""
-    monkeypatch.setenv("QUEUEPROOF_POSTGRES", dsn)
     return lambda *arguments: command("check", "--profile", "quick", "--jobs", 1, *arguments)
 
 
@@ -60,9 +59,6 @@ def databases(dsn: str) -> set[str]:
     with psycopg.connect(dsn) as connection:
         query = "SELECT datname FROM pg_database WHERE datname LIKE 'queueproof%'"
         return {name for (name,) in connection.execute(query)}
-
-
-# --- verdicts -----------------------------------------------------------------------------------
 
 
 def test_a_sound_queue_exits_0_and_ends_with_its_verdict(check: Command) -> None:
@@ -84,14 +80,8 @@ def broken(dsn: str, tmp_path_factory: pytest.TempPathFactory) -> tuple[Ran, Pat
     arguments = ["check", BROKEN, "--profile", "quick", "--only", f"single-claim,{APART}"]
     for form in ("json", "html", "junit"):
         arguments += [f"--{form}", str(directory / form)]
-    ran = subprocess.run(  # noqa: S603 - our own
-        [sys.executable, "-m", "queueproof", *arguments],
-        capture_output=True,
-        text=True,
-        check=False,
-        env={**os.environ, "QUEUEPROOF_POSTGRES": dsn},
-        timeout=120,
-    )
+    environment = {**os.environ, "QUEUEPROOF_POSTGRES": dsn}
+    ran = finished(sys.executable, "-m", "queueproof", *arguments, env=environment)
     return Ran(ran.returncode, ran.stdout, without_progress(ran.stderr)), directory
 
 
@@ -118,8 +108,7 @@ def test_a_broken_queue_exits_1_with_its_story(broken: tuple[Ran, Path]) -> None
 
 def test_the_json_card_has_the_public_shape(card: dict[str, Any]) -> None:
     """As written down in the contract, key by key."""
-    expected = ["schema", "queue", "postgres", "verdict", "seed", "seconds", "guarantees"]
-    assert expected == list(card)
+    assert list(card) == ["schema", "queue", "postgres", "verdict", "seed", "seconds", "guarantees"]
     assert (card["queue"], card["verdict"], card["seed"]) == (BROKEN, "broken", 0)
     keys = {"id", "verdict", "reason", "story", "replay", "evidence", "more"}
     keys |= {"told", "place", "remedy", "seconds"}
@@ -173,9 +162,7 @@ def test_a_number_that_the_header_contradicts_is_told_before_the_check(
     """A recovery with a lease of its own is named by its line, as it breaks what is no break."""
     file = tmp_path / "q.sql"
     text = Path(SOUND).read_text().replace("recover(lease)", "recover")
-    file.write_text(
-        text.replace("locked_at < now() - :lease", "locked_at < now() - '1h'::interval")
-    )
+    file.write_text(text.replace("_at < now() - :lease", "_at < now() - '1h'::interval"))
     ran = check(file, "--only", APART)
     assert ran.code == 0
     told = f"{file}:136: recover waits '1h', and the header's lease is 30 s: let both say the same"
@@ -214,14 +201,6 @@ def test_the_page_is_whole_in_itself(broken: tuple[Ran, Path]) -> None:
     assert not any(mark in page for mark in ("<script", "<link", "src=", "@import"))
 
 
-def test_report_puts_cards_on_one_page(broken: tuple[Ran, Path], command: Command) -> None:
-    """A card is read back from its JSON."""
-    directory = broken[1]
-    page = directory / "report.html"
-    assert command("report", directory / "json", directory / "json", "--html", page).code == 0
-    assert page.read_text().count('<h1 id="card-') == 2
-
-
 def test_a_replayed_story_exits_1_and_one_that_was_mended_0(
     card: dict[str, Any], command: Command, dsn: str
 ) -> None:
@@ -252,25 +231,18 @@ def test_the_queue_that_init_writes_passes(
     assert command("init", "no/such/directory/q.sql").code == 4
 
 
-NOWHERE = "old-snapshot,concurrency-limit"  # neither is offered by the reference
+SNAPSHOT, CAPPED = "old-snapshot", "concurrency-limit"  # neither is offered by the reference
+ALL = f"{SNAPSHOT},{CAPPED},{APART}"
 
 
 @pytest.mark.parametrize(
     ("arguments", "code", "told"),
     [
         # Given twice, an option counts twice.
+        (["--only", CAPPED, "--only", SNAPSHOT], 2, "inconclusive: {} (2 not offered; "),
+        (["--only", ALL, "--skip", SNAPSHOT], 0, "(1 holds; 1 not offered; "),
         (
-            [arg for name in NOWHERE.split(",") for arg in ("--only", name)],
-            2,
-            "inconclusive: {} (2 not offered; ",
-        ),
-        (
-            ["--only", f"{NOWHERE},{APART}", "--skip", "old-snapshot"],
-            0,
-            "(1 holds; 1 not offered; ",
-        ),
-        (
-            ["--only", f"{NOWHERE},{APART}", "--require", f"{APART},old-snapshot"],
+            ["--only", ALL, "--require", f"{APART},{SNAPSHOT}"],
             2,
             "inconclusive: {} (old-snapshot inconclusive; 1 holds; 1 not offered; ",
         ),
@@ -288,9 +260,6 @@ def test_nothing_judged_is_no_pass(
     assert card["verdict"] == ("inconclusive" if code else "holds")
     verdicts = {one["id"]: one["verdict"] for one in card["guarantees"]}
     assert verdicts["concurrency-limit"] == "not-offered"
-
-
-# --- mistakes -----------------------------------------------------------------------------------
 
 
 @pytest.mark.sample
@@ -316,12 +285,9 @@ def test_nothing_judged_is_no_pass(
         (["check", SOUND, "--only", "order", "--skip", "order"], "nothing is left to judge"),
         (["check", SOUND, "--json", "/no/such/directory/card.json"], "cannot write /no/such"),
         (["check", SOUND, "--html", "/"], "cannot write /: it is no file; name one"),
-        (["check", SOUND, "--json", "same", "--html", "same"], "need a file each"),
-        (["replay", SOUND, "eNx"], "not a replay token"),
         (["replay", "elsewhere.sql", "fencing"], "elsewhere.sql: No such file"),
         (["check", "nowhere.sql"], "nowhere.sql: No such file or directory\n"),
         (["watch", "nowhere.sql"], "nowhere.sql: No such file or directory\n"),
-        (["check", "exec:no-such-program"], "there is no command no-such-program"),
         (["check", SOUND, "--postgres", "nothing"], "unknown PostgreSQL source"),
         (["check", SOUND, "--postgres", " "], "the name of the PostgreSQL server is empty: write"),
         (["check", SOUND, "--postgres", ""], "the argument after --postgres is empty: is a variab"),
@@ -492,9 +458,6 @@ def test_an_internal_error_shows_its_traceback_on_demand(
     assert "Traceback" in check(SOUND).err
 
 
-# --- interruptions ------------------------------------------------------------------------------
-
-
 @pytest.mark.sample
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_ends_a_check_in_order(
@@ -517,11 +480,7 @@ def test_a_signal_ends_a_check_in_order(
     ],
 )
 def test_interrupted_mutants_are_told_as_far_as_they_came(
-    command: Command,
-    monkeypatch: pytest.MonkeyPatch,
-    stop: BaseException,
-    code: int,
-    message: str,
+    command: Command, monkeypatch: pytest.MonkeyPatch, stop: BaseException, code: int, message: str
 ) -> None:
     """The card, what became of the mutants so far, and how many there would have been."""
 
@@ -551,9 +510,8 @@ def test_an_interrupted_search_prints_what_is_mended_so_far(
     monkeypatch.setattr("queueproof.advice.search.check_queue", checked)
     queue = tmp_path / "queue.sql"
     whole = STRATEGIES / "broken" / "backoff_held_now.sql"
-    queue.write_text(
-        f'-- /// queue\n-- extends = "{whole}"\n-- ///\n' if over else load(whole).whole
-    )
+    extends = f'-- /// queue\n-- extends = "{whole}"\n-- ///\n'
+    queue.write_text(extends if over else load(whole).whole)
     ran = command("mend", queue, "--only", "backoff", "--postgres", dsn)
     assert ran.code == 143
     assert ran.err.startswith("queueproof: stopped by SIGTERM at: 1 of 1 mended (backoff)")
@@ -581,7 +539,7 @@ def test_a_stream_that_cannot_be_written_changes_no_exit_code(
     """Closed by the shell, or on a disk that is full: 1 means broken and nothing else."""
     asked = ["check", queue, "--only", "single-claim", "--profile", "quick", "--postgres", dsn]
     shell = ["sh", "-c", f'exec "$0" "$@" {redirection}', sys.executable, "-m", "queueproof"]
-    ran = subprocess.run([*shell, *asked], capture_output=True, text=True, check=False)  # noqa: S603
+    ran = finished(*shell, *asked)
     assert (ran.returncode, "Traceback" in ran.stderr) == (code, False), ran.stderr
 
 
@@ -602,12 +560,10 @@ def test_readers_that_leave_change_no_exit_code(
 
 def test_a_report_that_cannot_be_written_exits_4(check: Command) -> None:
     """Whatever was found: it is on the screen, and what was asked for is not in its file."""
+    told = "queueproof: cannot write /dev/full: No space left on device\n"
     for form in ("json", "html", "junit"):
         ran = check(BROKEN, "--only", "single-claim", f"--{form}", "/dev/full")
-        assert (ran.code, ran.err) == (
-            4,
-            "queueproof: cannot write /dev/full: No space left on device\n",
-        )
+        assert (ran.code, ran.err) == (4, told)
         assert "broken: " in ran.out
 
 
@@ -625,16 +581,10 @@ def test_a_report_on_stdout_is_lost_only_where_its_reader_has_not_left(
         os.close(writer)
         writer = os.open("/dev/full", os.O_WRONLY)
     command = [sys.executable, "-m", "queueproof", "doctor", "--json", "-"]
-    ran = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, text=True, check=False)  # noqa: S603
+    ran = finished(*command, capture_output=False, stdout=writer, stderr=subprocess.PIPE)
     os.close(writer)
-    assert (ran.returncode, told in ran.stderr, "queueproof: " in ran.stderr) == (
-        code,
-        True,
-        bool(code),
-    )
-
-
-# --- files --------------------------------------------------------------------------------------
+    assert (ran.returncode, told in ran.stderr) == (code, True)
+    assert ("queueproof: " in ran.stderr) == bool(code)
 
 
 @pytest.mark.sample
@@ -666,9 +616,6 @@ def test_a_link_is_followed_and_a_device_is_written_to(tmp_path: Path) -> None:
     assert Path("/dev/null").is_char_device()
 
 
-# --- the rest -----------------------------------------------------------------------------------
-
-
 def test_the_profiles_are_those_of_the_check() -> None:
     """The names stand twice so that --help need not import the check."""
     assert set(PROFILES) == set(ProfileName)
@@ -689,10 +636,7 @@ def test_help_imports_nothing_heavy() -> None:
         "import sys; from queueproof.cli import run; run(['--help']);"
         "print([m for m in ('psycopg', 'hypothesis', 'sqlglot', 'jinja2') if m in sys.modules])"
     )
-    out = subprocess.run(  # noqa: S603 - our own command
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True
-    )
-    assert out.stdout.splitlines()[-1] == "[]"
+    assert finished(sys.executable, "-c", code, check=True).stdout.splitlines()[-1] == "[]"
 
 
 def test_benchmarks_name_what_they_lack(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -714,9 +658,6 @@ def test_a_counter_gates_a_build(command: Command, tmp_path: Path) -> None:
     assert "buffers_per_claim is" in fewer.err
 
 
-# --- while mending ------------------------------------------------------------------------------
-
-
 def test_a_watched_file_is_checked_again_after_each_change(
     tmp_path: Path, dsn: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -725,13 +666,8 @@ def test_a_watched_file_is_checked_again_after_each_change(
     broken = queue_file(claim=CLAIM.replace(" FOR UPDATE SKIP LOCKED", ""))
     file.write_text(broken, encoding="utf-8")
     told: list[str] = []
-    edits = iter(
-        [
-            broken + "\n-- edited\n",
-            broken.replace("-- name: claim", "-- name: clam"),
-            queue_file(),
-        ]
-    )
+    misspelt = broken.replace("-- name: claim", "-- name: clam")
+    edits = iter([f"{broken}\n-- edited\n", misspelt, queue_file()])
 
     def edited(_: Stamps) -> None:
         told.append(capsys.readouterr().out)

@@ -110,9 +110,6 @@ def judged(lab: ClientLab, name: str) -> Judgement:
     return fix_labs.judged(lab, name, profile="glance")[name]
 
 
-# --- a worker is a session ---------------------------------------------------------------------
-
-
 @pytest.mark.sample
 def test_a_statement_and_its_commit_are_steps_of_their_own(lab_of: LabOf) -> None:
     """Between the statement and the Sync behind it another worker acts, and passes the job over."""
@@ -159,8 +156,7 @@ def test_a_crashed_worker_is_another_one_afterwards(lab_of: LabOf) -> None:
     crashes = play("w1 claims, crashes; w2 claims", 2)
     first = run(lab, crashes)
     assert answers(first, "claim")[:2] == [("w1", "accepted", ("1",)), ("w2", "accepted", ("2",))]
-    again = run(lab, crashes)
-    assert answers(again, "claim") == answers(first, "claim")
+    assert answers(run(lab, crashes), "claim") == answers(first, "claim")
 
 
 def test_a_lost_answer_leaves_what_the_server_did(lab_of: LabOf) -> None:
@@ -187,9 +183,6 @@ def test_the_server_may_be_killed_under_workers(lab_of: LabOf) -> None:
     assert answers(made, "claim")[:2] == [("w1", "accepted", ("1",)), ("w2", "accepted", ("2",))]
 
 
-# --- what is found ------------------------------------------------------------------------------
-
-
 def test_a_race_of_a_worker_is_found_and_happens_again(lab_of: LabOf) -> None:
     """Select-then-update hands one job to two workers, in a story that its token repeats."""
     lab = lab_of((ONE_STEP, SELECT_THEN_UPDATE))
@@ -214,8 +207,7 @@ def test_a_race_of_workers_that_begin_with_a_lookup_is_found(lab_of: LabOf) -> N
     """What only the first claim of a life sends shifts the schedule, and hides no double claim."""
     claims = SELECT_THEN_UPDATE.replace("\n            free =", LOOKS_UP)
     lab = lab_of((ONE_STEP, claims), ("\ndef main(", "\nknown = []\n\ndef main("))
-    offer = calibrate(lab)
-    findings = Findings(lab, offer, 0)
+    findings = Findings(lab, calibrate(lab), 0)
     run(lab, TWO_CLAIMS)  # now w1 and w2 have looked up what they want to know
     found = find(Runner(lab), findings.declared, TWO_CLAIMS, "single-claim")
     assert found is not None
@@ -231,19 +223,14 @@ def test_a_race_of_workers_that_begin_with_a_lookup_is_found(lab_of: LabOf) -> N
 
 def test_a_race_inside_one_statement_of_a_worker_is_found(lab_of: LabOf) -> None:
     """Without a lock the snapshot is old when the statement gets to its row."""
-    made = judged(
-        lab_of(
-            ("  FOR UPDATE SKIP LOCKED\n))\nRETURNING id::text, a", "))\nRETURNING id::text, a")
-        ),
-        "single-claim",
-    )
-    assert made.verdict == "broken"
+    rest = "))\nRETURNING id::text, a"
+    lab = lab_of((f"  FOR UPDATE SKIP LOCKED\n{rest}", rest))
+    assert judged(lab, "single-claim").verdict == "broken"
 
 
 def test_time_that_a_worker_brings_along_is_not_judged(lab_of: LabOf) -> None:
     """It stays behind when the database's clock is moved: no verdict could be trusted."""
-    lab = lab_of(OWN_TIME, TOLD_SINCE, ("\ndef main(", SINCE))
-    found = judged(lab, "stale-recovery")
+    found = judged(lab_of(OWN_TIME, TOLD_SINCE, ("\ndef main(", SINCE)), "stale-recovery")
     assert found.verdict == "inconclusive"
     assert "now()" in found.reason
 
@@ -256,9 +243,6 @@ def test_a_wait_that_a_worker_measures_by_its_own_time_is_not_judged(lab_of: Lab
     found = judged(lab, "backoff")
     assert (found.verdict, found.reason) == ("inconclusive", lab.unmoved)
     assert "now()" in found.reason
-
-
-# --- what is said -------------------------------------------------------------------------------
 
 
 def test_a_worker_that_cannot_claim_is_unusable(lab_of: LabOf) -> None:
@@ -284,10 +268,7 @@ def test_a_worker_that_leaves_its_transaction_open_is_told_so(lab_of: LabOf) -> 
 
 def test_a_worker_without_a_word_is_told_with_its_exit_status(server: Server) -> None:
     """Neither order of init and install works; the message says what each came to."""
-    with (
-        pytest.raises(WorkerError, match="exit"),
-        open_lab(from_command("exec: true"), server),
-    ):
+    with pytest.raises(WorkerError, match="exit"), open_lab(from_command("exec: true"), server):
         pass
 
 
@@ -341,8 +322,7 @@ def test_a_worker_begins_before_any_gate_is_shut(lab_of: LabOf) -> None:
 
 def test_a_worker_may_begin_beside_others(lab_of: LabOf) -> None:
     """Its program says when, and its statements stop as any others do."""
-    lab = lab_of(*BEGINS)
-    made = Runner(lab).run(play("w1 claims | w2 starts, claims"), [1, 1])
+    made = Runner(lab_of(*BEGINS)).run(play("w1 claims | w2 starts, claims"), [1, 1])
     assert [(c.actor, c.kind) for c in made.history.calls if c.actor in {"w1", "w2"}][:2] == [
         ("w2", "start"),
         ("w1", "claim"),
@@ -383,8 +363,7 @@ def test_a_breach_that_new_workers_do_not_repeat_is_no_pass(lab_of: LabOf) -> No
                 message["limit"] += 1
             return {"jobs": db.execute(CLAIM, message).fetchall()}"""
     lab = lab_of((ONE_STEP, keeps), ("\ndef main(", "\nclaims = 0\n\ndef main("))
-    offer = calibrate(lab)
-    findings = Findings(lab, offer, 0)
+    findings = Findings(lab, calibrate(lab), 0)
     program = play("w1 claims", 2)
     runner = Runner(lab)
     made = [runner.run(program) for _ in range(12)][-1]
@@ -417,8 +396,7 @@ UNLOCKS = """
 def test_what_a_worker_leaves_in_a_session_is_found_behind_pgbouncer(lab_of: LabOf) -> None:
     """The lock stays on one connection and is looked for on another: jobs cannot be claimed."""
     ends = [(ENDS.format(how), UNLOCKS.format(how)) for how in ("COMPLETE", "FAIL")]
-    lab = lab_of((ONE_STEP, BY_SESSION_LOCK), *ends)
-    found = judged(lab, "pooler-safe")
+    found = judged(lab_of((ONE_STEP, BY_SESSION_LOCK), *ends), "pooler-safe")
     assert found.verdict == "broken"
     assert "(pgbouncer 1." in found.reason
     shown = ("and more without the pooler", "neither ended nor can be claimed")

@@ -23,7 +23,6 @@ from queueproof.postgres import Server
 from tests.fix_loads import (
     BRIEF,
     CLAIM,
-    PATIENCE,
     RETRIED,
     all_done,
     every_second_call,
@@ -33,6 +32,7 @@ from tests.fix_loads import (
     scripted,
     strategy,
 )
+from tests.fix_programs import PATIENCE
 from workshop.__main__ import HOLD
 
 Interrupted = Callable[[int, Callable[[Setting], object]], list[BenchReport]]
@@ -85,20 +85,15 @@ def test_endurance_is_told_and_read_back(endured: BenchReport) -> None:
     assert "Three phases of 0.1 s" in text
     assert "0 round" not in text
     assert text.count("| old snapshot |") == 2
-    panels = [len(c.panels) for c in chart.charts(again) if c.title.startswith("Endurance")]
-    assert panels == [3]
+    assert [len(c.panels) for c in chart.charts(again) if c.title.startswith("Endurance")] == [3]
 
 
 def test_an_interrupted_endurance_keeps_the_phases_that_are_whole(endured: BenchReport) -> None:
     """The second phase was half done: the first is kept, told, drawn, and gates what it can."""
     status, appended = endured.entries
-    found = BenchReport(
-        dict(endured.method),
-        [
-            replace(status, endured=status.endured[: endure.POINTS + 2], counted={}),
-            replace(appended, endured=[], counted={}),
-        ],
-    )
+    half = replace(status, endured=status.endured[: endure.POINTS + 2], counted={})
+    none = replace(appended, endured=[], counted={})
+    found = BenchReport(dict(endured.method), [half, none])
     kept: list[BenchReport] = []
     with pytest.raises(KeyboardInterrupt), keeping_whole_rounds(found, kept.append):
         raise KeyboardInterrupt
@@ -173,8 +168,7 @@ def test_several_workers_of_a_process_keep_a_rate(crowd: Ground) -> None:
 def test_a_worker_program_stands_beside_a_queue_file(dsn: str) -> None:
     """In the same rounds, with what asking it costs where it can say; a hold it has not."""
     both = [strategy("skip_locked"), scripted(operations='"complete", "clock"')]
-    plan = groups(both, [10], [2], [0.0, HOLD])
-    report = measure(plan, Setting(0.2, postgres=dsn), rounds=1)
+    report = measure(groups(both, [10], [2], [0.0, HOLD]), Setting(0.2, postgres=dsn), rounds=1)
     text = render.markdown(report)
     assert [len(entry.runs) for entry in report.entries] == [1, 1, 1, 0]
     assert [entry.queue for entry in report.entries] == ["skip_locked", "exec: it"] * 2
@@ -201,10 +195,9 @@ def test_a_small_run_from_queue_to_report() -> None:
 
 def test_only_failures_are_an_error() -> None:
     """A single queue that fails is an error with its reason, not an empty report."""
+    plan = groups([queue(claim=every_second_call("22012"))], [1], [1])
     with pytest.raises(QueueError, match=r"q: .*22012"):
-        measure(
-            groups([queue(claim=every_second_call("22012"))], [1], [1]), Setting(0.05), rounds=1
-        )
+        measure(plan, Setting(0.05), rounds=1)
 
 
 def test_a_queue_with_more_work_per_claim_is_slower(dsn: str) -> None:

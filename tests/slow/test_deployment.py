@@ -18,16 +18,16 @@ from queueproof.report.card import Card, Judgement, together
 from queueproof.run.open import open_lab
 from tests.fix_commands import Command
 from tests.fix_labs import judged
+from tests.fix_places import REFERENCE, STRATEGIES
 
-DEPLOY = Path(__file__).parents[2] / "strategies" / "deploy"
 HEAD = re.compile(
     r"-- (breaks: (?P<guarantee>[\w-]+)|keeps: everything)\n-- beside: (?P<old>\S+)\n-- \S"
 )
-NEW = {path.stem: path for path in sorted(DEPLOY.glob("*.sql"))}
+NEW = {path.stem: path for path in sorted(STRATEGIES.glob("deploy/*.sql"))}
 HEADS = {name: HEAD.match(path.read_text()) for name, path in NEW.items()}
 BROKEN = {name: found for name, found in HEADS.items() if found and found["guarantee"]}
 SOUND = sorted(NEW.keys() - BROKEN.keys())
-OLD = DEPLOY.parent / "skip_locked.sql"
+OLD = REFERENCE
 
 
 def verdicts(queue: Queue, server: Server, *asked: str, profile: str) -> dict[str, Judgement]:
@@ -36,8 +36,11 @@ def verdicts(queue: Queue, server: Server, *asked: str, profile: str) -> dict[st
         return judged(lab, *asked, profile=profile)
 
 
+BrokenBy = Callable[[str], Judgement]
+
+
 @pytest.fixture(scope="module")
-def broken_by(server: Server) -> Callable[[str], Judgement]:
+def broken_by(server: Server) -> BrokenBy:
     """What breaks in the first way round that breaks the guarantee a file names."""
 
     @cache
@@ -61,9 +64,7 @@ def test_each_says_what_it_is() -> None:
     "name",
     [pytest.param(name, marks=pytest.mark.sample if "fencing" in name else ()) for name in BROKEN],
 )
-def test_a_deployment_breaks_what_its_first_line_says(
-    name: str, broken_by: Callable[[str], Judgement]
-) -> None:
+def test_a_deployment_breaks_what_its_first_line_says(name: str, broken_by: BrokenBy) -> None:
     """Two versions, each sound by itself, break the guarantee where both run."""
     assert name.startswith(BROKEN[name]["guarantee"].replace("-", "_"))
     found = broken_by(name)
@@ -88,13 +89,10 @@ def test_the_new_version_alone_is_sound(name: str, server: Server) -> None:
     assert found.verdict == "holds"
 
 
-def test_the_story_of_a_deployment_is_told_again(
-    broken_by: Callable[[str], Judgement], command: Command
-) -> None:
+def test_the_story_of_a_deployment_is_told_again(broken_by: BrokenBy, command: Command) -> None:
     """Its token finds the way round in which it was told, and replays with both files."""
     path = NEW["live_lease_moved_heartbeat"]
-    found = broken_by(path.stem)
-    ran = command("replay", OLD, found.replay, "--with", path)
+    ran = command("replay", OLD, broken_by(path.stem).replay, "--with", path)
     assert (ran.code, "It happened again: live-lease is broken." in ran.out) == (1, True)
 
 
@@ -107,14 +105,9 @@ def card(*verdicts: str) -> Card:
 @pytest.mark.sample
 def test_of_two_ways_the_worse_verdict_counts() -> None:
     """Broken beats inconclusive beats accepted beats holds; the times are added."""
-    both = together(
-        [
-            card("holds", "broken", "inconclusive", "not-offered"),
-            card("broken", "inconclusive", "accepted", "holds"),
-        ]
-    )
-    found = [one.verdict for one in both.guarantees]
-    assert found == ["broken", "broken", "inconclusive", "holds"]
+    one = card("holds", "broken", "inconclusive", "not-offered")
+    both = together([one, card("broken", "inconclusive", "accepted", "holds")])
+    assert [one.verdict for one in both.guarantees] == ["broken", "broken", "inconclusive", "holds"]
     assert (both.seconds, both.guarantees[0].seconds) == (4.0, 2.0)
 
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-DOCS = Path(__file__).parents[2] / "docs"
+from tests.fix_places import ROOT
+from tests.fix_programs import finished
+
 _BLOCK = re.compile(
     r'^```(?P<kind>\w+)(?: title="(?P<title>[^"]+)")?\n(?P<text>.*?)^```$', re.MULTILINE | re.DOTALL
 )
@@ -33,8 +34,9 @@ def test_a_page_does_what_it_says(page: str, commands: int, tmp_path: Path) -> N
     The tutorial takes most of a minute: its reader has a queue checked and mended, and so it is.
     """
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    environment = {**os.environ, "PATH": path}
     code, seen = 0, 0
-    for block in _BLOCK.finditer((DOCS / page).read_text(encoding="utf-8")):
+    for block in _BLOCK.finditer((ROOT / "docs" / page).read_text(encoding="utf-8")):
         match block["kind"]:
             case "sql" | "python":
                 (tmp_path / block["title"]).write_text(block["text"], encoding="utf-8")
@@ -44,18 +46,9 @@ def test_a_page_does_what_it_says(page: str, commands: int, tmp_path: Path) -> N
                 for command, output in re.findall(
                     r"^\$ (.*)\n((?:(?!\$ ).*\n)*)", block["text"], re.MULTILINE
                 ):
-                    ran = subprocess.run(  # noqa: S602 - the page's commands, as a reader types them
-                        command.replace("$?", str(code)),
-                        shell=True,
-                        cwd=tmp_path,
-                        env={**os.environ, "PATH": path},
-                        capture_output=True,
-                        text=True,
-                        check=False,
-                        timeout=1200,
-                    )
+                    typed = ("sh", "-c", command.replace("$?", str(code)))
+                    ran = finished(*typed, cwd=tmp_path, env=environment, timeout=1200)
                     code, seen = ran.returncode, seen + 1
-                    assert said(output).fullmatch(ran.stdout), (
-                        f"$ {command}\n{ran.stdout}{ran.stderr}"
-                    )
+                    shown = f"$ {command}\n{ran.stdout}{ran.stderr}"
+                    assert said(output).fullmatch(ran.stdout), shown
     assert seen == commands

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import socket
-import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -25,6 +24,7 @@ from queueproof.queues.resolve import resolve
 from queueproof.run.open import open_lab
 from tests.fix_commands import Command
 from tests.fix_places import REFERENCE
+from tests.fix_programs import finished
 from tests.fix_server import tell
 
 SOUND = str(REFERENCE)
@@ -116,17 +116,9 @@ print(os.environ["PGTZ"])
 
 def test_what_was_taken_out_is_put_back() -> None:
     """The process has its variables again when nobody wants them out any more."""
-    ran = subprocess.run(  # noqa: S603 - our own script
-        [sys.executable, "-c", PUT_BACK],
-        capture_output=True,
-        text=True,
-        check=True,
-        env=os.environ | {"PGTZ": "Asia/Tokyo", "PG_OF_MINE": "stays"},
-    )
+    environment = os.environ | {"PGTZ": "Asia/Tokyo", "PG_OF_MINE": "stays"}
+    ran = finished(sys.executable, "-c", PUT_BACK, env=environment, check=True)
     assert ran.stdout == "False stays\nAsia/Tokyo\n"
-
-
-# --- encodings ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("encoding", ["SQL_ASCII", "LATIN1", "EUC_JP"])
@@ -166,9 +158,6 @@ def test_a_database_in_another_encoding_is_asked(server: Server) -> None:
                 assert connection.info.encoding == "utf-8"
     finally:
         tell(server._admin, "DROP DATABASE ascii")
-
-
-# --- temporary files ------------------------------------------------------------------------------
 
 
 @pytest.fixture

@@ -64,9 +64,6 @@ def judged(lab: Lab, profile: str = "glance") -> Judgement:
     return check_queue(lab, select(["crash-safe"]), profile=profile).guarantees[0]
 
 
-# --- the server ---------------------------------------------------------------------------------
-
-
 @pytest.fixture(
     params=["embedded", "local", pytest.param("container", marks=pytest.mark.container)]
 )
@@ -79,10 +76,7 @@ def source(request: pytest.FixtureRequest, server: Server) -> str:
 
 def test_a_restart_keeps_what_was_committed(source: str) -> None:
     """A killed server comes back with what it had acknowledged, and without its sessions."""
-    with (
-        open_server(source) as own,
-        own.database(settings={"synchronous_commit": "on"}) as first,
-    ):
+    with open_server(source) as own, own.database(settings={"synchronous_commit": "on"}) as first:
         conninfo = first
         connection = psycopg.connect(conninfo, autocommit=True)
         connection.execute("CREATE TABLE kept AS SELECT 1 AS one")
@@ -124,8 +118,7 @@ def test_nothing_is_left_of_a_run_killed_while_it_restarts_its_server(
 ) -> None:
     """Whatever the watchdog is at, the server and its directory go with the run."""
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
-    code = textwrap.dedent(RESTARTS)
-    process = begin(sys.executable, "-c", code, env=environment)
+    process = begin(sys.executable, "-c", textwrap.dedent(RESTARTS), env=environment)
     directory = Path(process.line())
     assert process.line() == "again"
     process.kill()
@@ -141,9 +134,6 @@ def serving(directory: Path) -> bool:
         except (FileNotFoundError, ProcessLookupError):
             continue
     return False
-
-
-# --- an answer that never arrives ---------------------------------------------------------------
 
 
 def test_what_was_lost_is_the_answer(lab_of: LabOf) -> None:
@@ -187,9 +177,6 @@ def test_who_waits_goes_on_without_its_client(lab_of: LabOf) -> None:
         assert calls(run, "recover", "reaper")[0].ids
 
 
-# --- a backend that ends ------------------------------------------------------------------------
-
-
 def test_a_terminated_worker_goes_on_with_its_lease(lab_of: LabOf) -> None:
     """Nothing of the call in progress has happened; the same worker then completes its job."""
     lab = lab_of(REFERENCE)
@@ -225,9 +212,6 @@ def test_a_claim_that_is_a_lock_of_the_session_is_not_accused(lab_of: LabOf, hea
 def test_a_lease_outlives_its_connection(lab_of: LabOf) -> None:
     """Where nothing rests on the session, a worker keeps its claims."""
     assert not calibrate(lab_of(REFERENCE)).tied
-
-
-# --- the server dies ----------------------------------------------------------------------------
 
 
 def killed(lab: Lab) -> Runner:
@@ -307,9 +291,6 @@ def test_a_story_with_a_kill_is_not_replayed_on_somebodys_server(
         replay(lab, token)
 
 
-# --- the verdict --------------------------------------------------------------------------------
-
-
 def test_every_kind_of_fault_is_evidence(lab_of: LabOf) -> None:
     """A pass says how many of each there were, and how many distinct steps they hit."""
     evidence = judged(lab_of(REFERENCE)).evidence
@@ -328,5 +309,4 @@ def test_a_story_tells_whose_answer_was_lost(lab_of: LabOf) -> None:
 
 def test_without_faults_a_program_is_its_plain_counterpart() -> None:
     """What breaks there as well is not counted here."""
-    disturbed = play("w1 claims | nemesis loses 1; nemesis restarts")
-    assert disturbed.undisturbed == play("w1 claims")
+    assert play("w1 claims | nemesis loses 1; nemesis restarts").undisturbed == play("w1 claims")

@@ -20,6 +20,5 @@ def test_no_part_of_an_examination_lends_its_rights(own: Server, seen: Path, nam
     with psycopg.connect(str(own._admin)) as connection:
         connection.execute("ALTER ROLE queueproof NOSUPERUSER")  # an attack before has succeeded
     with open_lab(hostile(name, seen), own) as lab:
-        wanted = select(["claim-limit", "steady-cost", "non-blocking"])
-        first_flaw(lab, wanted, profile="glance")
+        first_flaw(lab, select(["claim-limit", "steady-cost", "non-blocking"]), profile="glance")
     assert not seen.exists()

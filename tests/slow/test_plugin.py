@@ -10,18 +10,14 @@ import psycopg
 import pytest
 
 from queueproof.guarantees.catalogue import CATALOGUE
-from tests.fix_places import text_of
+from tests.fix_places import ROOT, text_of
 
 pytest_plugins = ["pytester"]
+pytestmark = pytest.mark.usefixtures("on_server")
 
-STRATEGIES = Path(__file__).parents[2] / "strategies"
+
 SCENARIOS = "--pyargs", "queueproof.scenarios", "-p", "no:cacheprovider"
 HEAVY = ("psycopg", "hypothesis", "sqlglot", "typer", "rich", "jinja2")
-
-
-@pytest.fixture(autouse=True)
-def _server(dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("QUEUEPROOF_POSTGRES", dsn)
 
 
 def run(pytester: pytest.Pytester, *arguments: object) -> pytest.RunResult:
@@ -40,9 +36,6 @@ def passed(result: pytest.RunResult, **counts: int) -> None:
 def mine(pytester: pytest.Pytester) -> Path:
     """A sound queue of somebody's."""
     return pytester.makefile(".sql", mine=text_of("skip_locked"))
-
-
-# --- in other projects --------------------------------------------------------------------------
 
 
 def test_other_projects_may_have_options_of_the_same_name(pytester: pytest.Pytester) -> None:
@@ -73,15 +66,12 @@ def test_other_projects_pay_nothing(pytester: pytest.Pytester) -> None:
 
 def test_scenarios_beside_a_copy_of_the_package_are_refused_once(pytester: pytest.Pytester) -> None:
     """One usage error names both ways to run them, however many tests are named."""
-    shutil.copytree(STRATEGIES.parent / "scenarios", pytester.path / "scenarios")
+    shutil.copytree(ROOT / "scenarios", pytester.path / "scenarios")
     for named in ("scenarios", "scenarios/test_server_rules.py"):
         result = pytester.runpytest_subprocess(named)
         assert result.ret == pytest.ExitCode.USAGE_ERROR
         (told,) = filter(None, [*result.outlines, *result.errlines])
         assert told.startswith("ERROR: queueproof is installed as a copy: pytest --pyargs ")
-
-
-# --- the scenarios ------------------------------------------------------------------------------
 
 
 def test_the_header_names_queues_server_and_seed(pytester: pytest.Pytester) -> None:
@@ -132,29 +122,20 @@ def test_the_workers_of_xdist_find_the_same_on_one_server(
 ) -> None:
     """Each queue is judged by one of them, and the summary tells of all."""
     for name in ("broken/server_clock_local_timestamp", "skip_locked"):
-        text = text_of(name)
-        pytester.makefile(".sql", **{Path(name).name: text})
+        pytester.makefile(".sql", **{Path(name).name: text_of(name)})
     queues = "--queue", "server_clock_local_timestamp.sql", "--queue", "skip_locked.sql"
     arguments = "-k", "test_server_clock or test_concurrency"
     results = [run(pytester, *queues, *arguments, "-v", "-n", count) for count in (0, 2)]
-    told = [
-        re.findall(
-            r"^(?:server_clock_local_timestamp|skip_locked) .*", one.stdout.str(), re.MULTILINE
-        )
-        for one in results
-    ]
+    line = r"^(?:server_clock_local_timestamp|skip_locked) .*"
+    told = [re.findall(line, one.stdout.str(), re.MULTILINE) for one in results]
     assert told[0] == [
         "server_clock_local_timestamp  server-clock broken; 1 not offered",
         "skip_locked                   1 holds; 1 not offered",
     ]
     assert sorted(told[0]) == sorted(told[1])
-    judged_by = set(
-        re.findall(r"^\[(gw\d)\] .*::\w+\[(\w+)\]", results[1].stdout.str(), re.MULTILINE)
-    )
-    assert sorted(queue for _, queue in judged_by) == [
-        "server_clock_local_timestamp",
-        "skip_locked",
-    ]
+    judged_by = re.findall(r"^\[(gw\d)\] .*::\w+\[(\w+)\]", results[1].stdout.str(), re.MULTILINE)
+    named = sorted(queue for _, queue in set(judged_by))
+    assert named == ["server_clock_local_timestamp", "skip_locked"]
     for one in results:
         passed(one, passed=1, failed=1, skipped=2)
     with psycopg.connect(dsn) as connection:

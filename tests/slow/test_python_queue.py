@@ -32,6 +32,7 @@ class SkipLocked(Queue):
     free = "state = 'q'"
     lock = "FOR UPDATE SKIP LOCKED"
     mine = "id = :id AND state = 'r' AND attempts = :attempt"
+    lapsed = "until < now()"
 
     def install(self) -> Operation[None]:
         """Create the table."""
@@ -49,10 +50,8 @@ class SkipLocked(Queue):
     def claim(self, limit: int, lease: timedelta) -> Operation[list[Claim]]:
         """Take some jobs: look, then mark."""
         yield Step("BEGIN")
-        found = yield Step(
-            f"SELECT id FROM jobs WHERE {self.free} ORDER BY id LIMIT :limit {self.lock}",
-            {"limit": limit},
-        )
+        look = f"SELECT id FROM jobs WHERE {self.free} ORDER BY id LIMIT :limit {self.lock}"
+        found = yield Step(look, {"limit": limit})
         claims = []
         for row in found.rows:
             result = yield Step(
@@ -86,18 +85,20 @@ class SkipLocked(Queue):
         """Bring back what crashed workers held."""
         result = yield Step(
             "UPDATE jobs SET state = CASE WHEN attempts < bound THEN 'q' ELSE 'f' END "
-            "WHERE id = ANY (ARRAY(SELECT id FROM jobs WHERE state = 'r' AND until < now() "
-            "FOR UPDATE SKIP LOCKED)) RETURNING id"
+            f"WHERE id = ANY (ARRAY(SELECT id FROM jobs WHERE state = 'r' AND {self.lapsed} "
+            "FOR UPDATE SKIP LOCKED)) RETURNING id",
+            self._moment(),
         )
         return [str(row["id"]) for row in result.rows]
+
+    def _moment(self) -> dict[str, str]:
+        return {}
 
     def jobs(self) -> Operation[list[JobRow]]:
         """Look."""
         result = yield Step("SELECT id, state, attempts FROM jobs")
-        return [
-            JobRow(str(row["id"]), STATES[str(row["state"])], int(row["attempts"]))
-            for row in result.rows
-        ]
+        seen = [(str(row["id"]), str(row["state"]), int(row["attempts"])) for row in result.rows]
+        return [JobRow(job, STATES[state], attempts) for job, state, attempts in seen]
 
 
 class NoLock(SkipLocked):
@@ -140,9 +141,10 @@ def test_a_class_offers_what_it_defines() -> None:
 class OwnClock(SkipLocked):
     """Its leases end by the clock of whoever looks."""
 
-    @staticmethod
-    def _now() -> str:
-        return datetime.now(UTC).isoformat()
+    lapsed = "until < :now::timestamptz"
+
+    def _moment(self) -> dict[str, str]:
+        return {"now": datetime.now(UTC).isoformat()}
 
     def claim(self, limit: int, lease: timedelta) -> Operation[list[Claim]]:
         """Take some jobs, until a moment on the worker's clock."""
@@ -155,25 +157,11 @@ class OwnClock(SkipLocked):
             )
         return claims
 
-    def recover(self) -> Operation[list[str]]:
-        """Bring back what the reaper's clock says has run out."""
-        result = yield Step(
-            "UPDATE jobs SET state = CASE WHEN attempts < bound THEN 'q' ELSE 'f' END "
-            "WHERE id = ANY (ARRAY(SELECT id FROM jobs WHERE state = 'r' "
-            "AND until < :now::timestamptz FOR UPDATE SKIP LOCKED)) RETURNING id",
-            {"now": self._now()},
-        )
-        return [str(row["id"]) for row in result.rows]
-
 
 def test_a_clock_of_its_own_is_trusted_only_as_far_as_it_is_right(server: Server) -> None:
     """A class that asks its process for the time recovers in time, and steals once it is wrong."""
     verdicts = verdicts_of(OwnClock(), server, "stale-recovery", "retry-bound", "server-clock")
-    assert verdicts == {
-        "stale-recovery": "holds",
-        "retry-bound": "holds",
-        "server-clock": "broken",
-    }
+    assert verdicts == {"stale-recovery": "holds", "retry-bound": "holds", "server-clock": "broken"}
 
 
 def test_a_clock_that_cannot_be_set_leaves_the_question_open(
@@ -208,10 +196,8 @@ def test_a_copy_is_refused_as_soon_as_it_runs(
 ) -> None:
     """Nobody sends data or reads it: the check ends with one message instead of never."""
     monkeypatch.setattr(Copies, "copy", copy)
-    with (
-        open_lab(Copies(), server) as lab,
-        pytest.raises(QueueError, match="COPY from or to the client is no step"),
-    ):
+    refused = pytest.raises(QueueError, match="COPY from or to the client is no step")
+    with open_lab(Copies(), server) as lab, refused:
         check_queue(lab, select(["order"]), profile="quick")
 
 
@@ -223,8 +209,7 @@ def test_a_clock_of_its_own_that_cannot_be_moved_accuses_nobody(
     with open_lab(OwnClock(), server) as lab:
         asked = select(["single-claim", "stale-recovery", "retry-bound"])
         card = check_queue(lab, asked, profile="glance")
-    verdicts = [one.verdict for one in card.guarantees]
-    assert verdicts == ["holds", "not-offered", "holds"]
+    assert [one.verdict for one in card.guarantees] == ["holds", "not-offered", "holds"]
     assert "pip install 'queueproof[clock]'" in card.guarantees[1].reason
     assert card.exit_code == 0
 

@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from queueproof import testing
-
-STRATEGIES = Path(__file__).parents[2] / "strategies"
+from tests.fix_places import REFERENCE, STRATEGIES
 
 
 def example(queue: Path) -> Callable[[], None]:
@@ -25,6 +24,6 @@ def example(queue: Path) -> Callable[[], None]:
 @pytest.mark.sample
 def test_the_example_passes_and_fails() -> None:
     """It tells the story of the queue without a lock, and nothing of the reference."""
-    example(STRATEGIES / "skip_locked.sql")()
+    example(REFERENCE)()
     with pytest.raises(AssertionError, match="w1 got a job that w2 already holds"):
         example(STRATEGIES / "select_then_update.sql")()

@@ -176,8 +176,6 @@ def test_a_class_that_stands_in_no_module_is_judged_in_one_process(server: Serve
         assert Crew(lab, Offer(lab.queue, held=False), 0).is_alone
 
 
-# --- what one process sees of another -------------------------------------------------------------
-
 OUTBOX = SKIP_LOCKED.replace(
     "FOR UPDATE SKIP LOCKED", "AND xmin::text::xid8 < pg_snapshot_xmin(pg_current_snapshot())", 1
 )
