@@ -376,7 +376,7 @@ def test_the_harness_stands_beside_pgbench(paced: Ground) -> None:
 def test_pgbench_moves_rows_from_table_to_table(ground: Ground) -> None:
     """A claim that is a WITH of several changes is gathered without putting one into another."""
     assert pgbench(ground, strategy("lease_table"), Shape(10, 2), 100)
-    (done,) = ground._admin.execute("SELECT count(*) FROM queue.history").fetchone() or ()
+    (done,) = ground._admin.execute("SELECT count(*) FROM public.history").fetchone() or ()
     assert done == 100
 
 

@@ -138,7 +138,7 @@ def test_rows_that_are_not_of_a_job_are_left_alone(lab_of: LabOf) -> None:
     """
     lab = lab_of(queue(more=more))
     Filling(lab, lambda count: finish(lab, count), MANY).grow(MANY)
-    assert lab.execute("SELECT * FROM queue.counter") == [(1, 64)]
+    assert lab.execute("SELECT * FROM public.counter") == [(1, 64)]
 
 
 def test_copies_of_a_partitioned_table_go_where_they_belong(lab_of: LabOf) -> None:
