@@ -6,7 +6,6 @@ import importlib.metadata
 import os
 import platform
 import shutil
-import subprocess
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -148,9 +147,7 @@ def _said(program: str, *arguments: str) -> str | None:
     path = shutil.which(program)
     if path is None:
         return None
-    told = subprocess.run(  # noqa: S603 - programs by their name, on the user's own PATH
-        [path, *arguments], capture_output=True, text=True, check=False, timeout=waits.TOOL
-    )
+    told = waits.answer_of(path, *arguments)
     if told.returncode:
         raise RuntimeError(told.stderr.strip() or f"{program} exits {told.returncode}")
     return told.stdout.strip()

@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 import os
 import select
+import signal
 import subprocess
 import time
 from collections.abc import Callable
@@ -150,6 +151,37 @@ def until(condition: Callable[[], bool], seconds: float, what: str, *, look: flo
     while not condition():
         time.sleep(limit.left(look))
         look = min(2 * look, 0.05)
+
+
+def answer_of(program: Path | str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Ask a program a question, such as for its version; nothing that it began stays.
+
+    Args:
+        program: The user's own.
+        *arguments: The question.
+
+    Raises:
+        LimitError: It does not answer.
+        OSError: It cannot be run.
+    """
+    asked = [str(program), *arguments]
+    with subprocess.Popen(  # noqa: S603 - a program that the user installed
+        asked,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        errors="replace",
+        start_new_session=True,
+    ) as process:
+        try:
+            answer, complaint = process.communicate(timeout=TOOL)
+        except BaseException as error:
+            os.killpg(process.pid, signal.SIGKILL)
+            if isinstance(error, subprocess.TimeoutExpired):
+                told = f"waited {TOOL:g} s for `{' '.join(asked)}` to answer"
+                raise LimitError(told) from None
+            raise
+    return subprocess.CompletedProcess(asked, process.returncode, answer, complaint)
 
 
 def ended(process: subprocess.Popen[Any], seconds: float) -> bool:

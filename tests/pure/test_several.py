@@ -48,8 +48,9 @@ def test_a_queue_that_cannot_be_used_keeps_nobody_from_the_others(
 
 def test_a_queue_is_named_once() -> None:
     """The reports of the second would replace those of the first."""
-    with pytest.raises(QueueproofError, match=r"a\.sql is named twice"):
-        each(["a.sql", "b.sql", "a.sql"], lambda _queues, **_options: 0, {})
+    for again in ("a.sql", "./a.sql"):
+        with pytest.raises(QueueproofError, match=rf"a\.sql and {again} are named: their reports"):
+            each(["a.sql", "b.sql", again], lambda _queues, **_options: 0, {})
 
 
 def test_each_has_reports_of_its_own(tmp_path: Path) -> None:

@@ -175,7 +175,9 @@ def bench(
         usual = pairs.SECONDS if compare else OPEN_SECONDS if rate else SECONDS
         pace = Pace(rate, backlog, payload, warm_up)
         with progress_bar("starting PostgreSQL and the workers") as progress:
-            setting = Setting(seconds or usual, pace, postgres, trust, progress, show)
+            setting = Setting(
+                usual if seconds is None else seconds, pace, postgres, trust, progress, show
+            )
             if compare:
                 report = pairs.compare(pair, setting, budget=limits, seed=seed)
             else:

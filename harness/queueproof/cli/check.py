@@ -86,8 +86,10 @@ def each(queues: Sequence[str], check: Callable[..., int], options: Mapping[str,
 
     if "exec:" in queues:
         raise typer.BadParameter("a command stands in quotes")
-    if again := next((one for n, one in enumerate(queues) if one in queues[:n]), None):
-        raise QueueproofError(f"{again} is named twice: its reports would have the same names")
+    names = [_name(queue) for queue in queues]
+    if again := next((n for n, name in enumerate(names) if name in names[:n]), None):
+        both = f"{queues[names.index(names[again])]} and {queues[again]}"
+        raise QueueproofError(f"{both} are named: their reports would have the same names")
     if STDOUT in options.values():
         raise QueueproofError(
             "stdout has room for one report, and each queue has its own: name a file"
@@ -108,5 +110,8 @@ def _own(value: object, queue: str) -> object:
     """A report's name with the queue's in it; any other option as it is."""
     if not isinstance(value, Path) or streams(value):
         return value
-    name = re.sub(r"[^\w.-]+", "-", queue.removesuffix(".sql")).strip("-.")
-    return value.with_stem(f"{value.stem}-{name}")
+    return value.with_stem(f"{value.stem}-{_name(queue)}")
+
+
+def _name(queue: str) -> str:
+    return re.sub(r"[^\w.-]+", "-", queue.removesuffix(".sql")).strip("-.")

@@ -56,6 +56,8 @@ def processes(
             pool.submit(os.getpid)  # they begin now
         yield pool
     except BaseException:
+        # First: its thread bears no cancelled task among those of processes that die.
+        pool.shutdown(wait=False, cancel_futures=True)
         for child in active_children():  # what they started goes with them
             child.terminate()
         raise

@@ -8,7 +8,6 @@ import pwd
 import re
 import secrets
 import shutil
-import subprocess
 import tempfile
 from collections.abc import Iterable
 from contextlib import suppress
@@ -241,14 +240,8 @@ def _programs(directories: Iterable[Path]) -> list[Programs]:
         if not ((directory / "initdb").exists() and (directory / "postgres").exists()):
             continue
         try:
-            told = subprocess.run(  # noqa: S603 - programs that the user chose
-                [directory / "postgres", "--version"],
-                capture_output=True,
-                text=True,
-                check=True,
-                timeout=waits.TOOL,
-            ).stdout
-        except (OSError, subprocess.SubprocessError):
+            told = waits.answer_of(directory / "postgres", "--version").stdout
+        except (OSError, waits.LimitError):
             continue
         if version := re.search(r"\(PostgreSQL\)\D*(\d+)", told):
             found.append(Programs(directory, int(version[1])))

@@ -6,7 +6,6 @@ import os
 import re
 import secrets
 import shutil
-import subprocess
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -163,14 +162,7 @@ def open_pooler(conninfo: str, program: Path) -> Iterator[Pooler]:
 
 def version(program: Path) -> str:
     """`pgbouncer` and the version that a program says of itself."""
-    told = subprocess.run(  # noqa: S603 - a program that the user installed
-        [program, "--version"],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=waits.TOOL,
-    ).stdout
-    version = re.search(r"\d+(\.\d+)+", told)
+    version = re.search(r"\d+(\.\d+)+", waits.answer_of(program, "--version").stdout)
     return f"pgbouncer {version[0]}" if version else "pgbouncer"
 
 
