@@ -9,4 +9,5 @@
 -- name: promote
 SELECT id FROM jobs WHERE status IN ('scheduled', 'lost') AND run_at <= now()
 ORDER BY run_at LIMIT 1;
-UPDATE jobs SET status = 'ready' WHERE id = ANY (:ids) AND status <> 'running';
+UPDATE jobs SET status = 'ready'
+WHERE id = ANY (:ids) AND status <> 'running' AND run_at <= now();

@@ -17,6 +17,7 @@ from queueproof.space.suites import Suite
 from tests.fix_places import STRATEGIES
 
 FIRST, ALL = 200, 400
+PAUSE = 3600.0  # seconds; what settles is shorter, and a wait longer
 
 
 def lives(name: str) -> Iterator[list[str]]:
@@ -71,6 +72,24 @@ def test_a_late_worker_meets_its_jobs_next_life() -> None:
     late = [actors for actors, acts in met if acts == (["complete"], ["recover", "claim"])]
     assert late
     assert all(one != other for one, other in late)
+
+
+def test_of_two_promoters_the_slower_one_meets_the_next_attempt() -> None:
+    """The wait after a failure is over, and nobody has promoted yet when both of them look."""
+    offer = offered("sound/promotes_one_by_one.sql")
+    every = (one for space in spaces(Pieces(offer), declare(offer)) for one in space.meetings())
+    slow = [one for one in every if one.what == ("promote", frozenset({"promote", "claim"}))]
+    waits = [
+        [
+            do.whole
+            for stage in one.make().stages
+            for _, dos in stage
+            for do in dos
+            if do.seconds > PAUSE
+        ]
+        for one in slow
+    ]
+    assert [True] in waits
 
 
 @pytest.mark.parametrize("ends", ["complete", "fail"])

@@ -258,7 +258,7 @@ def test_a_heartbeat_beside_an_open_claim_has_its_own_connection(lab_of: LabOf) 
     lab = lab_of(HELD)
     run = Runner(lab, held=True).run(play("w1 claims, beats, crashes"))
     assert calls(run, "heartbeat", "w1")[0].answer == "accepted"
-    assert lab.execute("SELECT count(*) FROM queue.beats") == [(1,)]
+    assert lab.execute("SELECT count(*) FROM public.beats") == [(1,)]
     assert run.history.final == {"1": "completed"}
 
 

@@ -314,10 +314,10 @@ def test_a_worker_begins_before_any_gate_is_shut(lab_of: LabOf) -> None:
     for gate in ("statement", "row"):
         made = Runner(lab, conditions=Conditions(gate=gate)).run(TWO_CLAIMS)
         assert answers(made, "claim")[0] == ("w1", "accepted", ("1",))
-        assert lab.execute("SELECT count(*) FROM queue.workers") == [(3,)]
+        assert lab.execute("SELECT count(*) FROM public.workers") == [(3,)]
     lab.reset()
     lab.session("w1")  # as what measures without a runner has it
-    assert lab.execute("SELECT count(*) FROM queue.workers") == [(1,)]
+    assert lab.execute("SELECT count(*) FROM public.workers") == [(1,)]
 
 
 def test_a_worker_may_begin_beside_others(lab_of: LabOf) -> None:

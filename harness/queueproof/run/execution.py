@@ -236,11 +236,11 @@ class Execution:
             case "crash":
                 self.crash(self.state.victim(actor, do))
             case "advance":
-                self._let_pass(actor, do.seconds)
+                self._let_pass(actor, do, do.seconds)
             case "until":
-                self._let_pass(actor, *self.state.until(do.seconds))
+                self._let_pass(actor, do, *self.state.until(do.seconds))
             case "align":
-                self._let_pass(actor, self.lab.until_aligned(), 0.0)
+                self._let_pass(actor, do, self.lab.until_aligned(), 0.0)
             case "rewrite":
                 self.lab.tables.rewrite()
                 self.state.note(actor, "rewrite", call=self.state.instant("rewrite", actor.name))
@@ -250,9 +250,9 @@ class Execution:
                 return self._begin(actor, do, kind)
         return None
 
-    def _let_pass(self, actor: Actor, seconds: float, told: float | None = None) -> None:
+    def _let_pass(self, actor: Actor, do: Do, seconds: float, told: float | None = None) -> None:
         self.advance(actor, seconds, told)
-        self.pass_time()
+        self.pass_time(promotes=not do.whole)
 
     def _launch(self, actor: Actor, flight: Flight, step: Step) -> None:
         begin = flight.wrapped and not flight.session.in_transaction
@@ -590,13 +590,17 @@ class Execution:
         self.lab.advance(seconds)
         self.state.note(actor, "clock", f"{seconds:g}", call=call)
 
-    def pass_time(self) -> None:
+    def pass_time(self, *, promotes: bool = True) -> None:
         """Do what happens by itself while time passes, unless it would have to wait.
 
         Due jobs are promoted, and workers that hold nothing beat. Those that hold something beat
         when the program says so: it may be about their lease.
+
+        Args:
+            promotes: Whether somebody promotes.
         """
-        if "promote" in self.queue.offers and not self.state.must_wait(Do("promote")):
+        promotes = promotes and "promote" in self.queue.offers
+        if promotes and not self.state.must_wait(Do("promote")):
             self.perform(self.state.actor(PROMOTER), Do("promote", whole=True))
         if not self._terms.beats_idle:
             return

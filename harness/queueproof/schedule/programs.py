@@ -56,7 +56,8 @@ class Do(NamedTuple):
         seconds: Of an advance; of a limit after what it is counted from: the last enqueue,
             successful claim, heartbeat or fail; of a cleanup: the age of what goes.
         queue: Of a claim.
-        whole: Whether it is one step: its statements follow each other, and stop nowhere inside.
+        whole: Whether it is one step: its statements follow each other, and stop nowhere inside;
+            where the clock moves, nobody promotes meanwhile.
         again: Of a promote: how often it has been done over, in a run.
     """
 

@@ -21,6 +21,7 @@ from queueproof.judge.spec import FINISHED, Act, Breach, Declared, Job, Phase, s
 from queueproof.schedule.actors import NEMESIS, PROMOTER
 from queueproof.schedule.moments import APART, DAY, past
 from queueproof.schedule.programs import (
+    ALIGN,
     COMPLETES,
     FAULTS,
     HEARTBEATS,
@@ -102,6 +103,7 @@ class Situation(NamedTuple):
         gone: Workers who have crashed.
         beaten: Whether a heartbeat has been accepted.
         cleaned: Whether a cleanup has come since it ended.
+        over: Whether its wait is over and no promotion has come yet.
         lined: Whether it stands in line: a promotion has come, or its wait is over.
         key: What tells it from others, as far as a queue may tell them apart.
     """
@@ -114,6 +116,7 @@ class Situation(NamedTuple):
     gone: frozenset[str] = frozenset()
     beaten: bool = False
     cleaned: bool = False
+    over: bool = False
     lined: bool = True
     key: Kind = ()
 
@@ -194,7 +197,7 @@ class Space:
         frontier = deque(found.values())
         while frontier:
             at = frontier.popleft()
-            if len(at.way) >= DEPTH:
+            if len(at.way) >= DEPTH or at.over:
                 continue
             for deed in self._steps(at):
                 if deed.after.key not in found:
@@ -205,7 +208,8 @@ class Space:
     def _named(self, at: Situation) -> Situation:
         """A situation with its key."""
         history = tuple(call.actor for call in at.claims), at.ends, at.gone
-        key = (*self._stands(at), at.holder, history, at.beaten, at.cleaned, at.lined)
+        passed = at.beaten, at.cleaned, at.over, at.lined
+        key = (*self._stands(at), at.holder, history, *passed)
         return at._replace(key=key)
 
     def _length(self, at: Situation) -> int:
@@ -222,7 +226,9 @@ class Space:
     # --- what may happen ------------------------------------------------------------------------
 
     def _acts(self, at: Situation) -> list[Deed]:
-        return [deed for deed in self._steps(at) if deed.actor != "clock"]
+        known = [deed for deed in self._steps(at) if deed.actor != "clock"]
+        # Once a promotion has come, it is all one when the wait was over.
+        return [deed for deed in known if deed.do.kind == "promote"] if at.over else known
 
     def _steps(self, at: Situation) -> list[Deed]:
         """What may happen; of two who never had the job it is all one which of them acts."""
@@ -259,7 +265,8 @@ class Space:
         if "recover" in offers:
             yield "reaper", RECOVER, self._recovers(at)
         if "promote" in offers:
-            yield PROMOTER, PROMOTE, {"lined": True}
+            due = at.over or not at.waits
+            yield PROMOTER, PROMOTE, {"lined": True, "over": False} if due else {}
         if "cleanup" in offers:
             yield *_only_do(CLEAN), {"cleaned": at.cleaned or at.job.phase in FINISHED}
 
@@ -275,6 +282,8 @@ class Space:
             spans.append(DAY)
         for seconds in spans:
             yield "clock", advance(seconds), {"lined": True, "now": at.now + seconds}
+        if at.waits and "promote" in self.pieces.offers:
+            yield "clock", whole(advance(DAY)), {"over": True, "now": at.now + DAY}
 
     def _workers(self, at: Situation) -> list[str]:
         """Two who may act: those who have had the job come first."""
@@ -377,7 +386,7 @@ class Space:
             for deed in self._acts(at):
                 look = self._looks(deed)[0]
                 lapsed = at.lease(self.rules.lease) == "lapsed"
-                stands = self.batch, at.job.phase, lapsed
+                stands = self.batch, at.job.phase, lapsed or at.over
                 idle = deed.after.key == at.key
                 if deed.actor.startswith("w") and deed.do.kind not in _SPAN:
                     dies = script(NEMESIS, crash(int(deed.actor[1:])))
@@ -503,6 +512,8 @@ class Space:
             for path, there in paths:
                 for one in self._deeds(there).values():
                     walk = (*path, one)
+                    if one.actor == "clock" and one.after.over:
+                        continue
                     comes_to_something = one.after.key not in here
                     if (comes_to_something or length == 1) and self._script(deed, walk):
                         if comes_to_something:
@@ -547,7 +558,8 @@ class Space:
         jobs = () if at.job.phase == Phase.ABSENT or NEW in at.way else self._jobs
         jobs += self._jobs[:1] * (self.batch * len(before) + len(others) + (cap > 1))
         exact = any(do.kind == "until" for one in look for _, dos in one for do in dos)
-        way = in_turn(SETTLE, *self._ahead, *before, *at.way, *others, *[ALIGNED] * exact)
+        aligned = script("clock", whole(ALIGN)) if at.over else ALIGNED
+        way = in_turn(SETTLE, *self._ahead, *before, *at.way, *others, *[aligned] * exact)
         return Program(jobs, (*way, stage, *look), self._jobs[:1] * RESERVE)
 
     def _looks(self, deed: Deed) -> list[tuple[Stage, ...]]:
