@@ -39,6 +39,7 @@ here, in seconds; Hypothesis would take minutes:
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -47,7 +48,7 @@ from typing import TYPE_CHECKING, Any
 
 from queueproof.errors import QueueproofError
 from queueproof.examine.calibrate import calibrate
-from queueproof.examine.replay import REPLAYS
+from queueproof.examine.replay import REPLAYS, lacking
 from queueproof.examine.work import runner_under
 from queueproof.guarantees.catalogue import CATALOGUE
 from queueproof.judge.checker import check, declare
@@ -204,6 +205,9 @@ def _search(
     missing = CATALOGUE[guarantee].needs(offer)
     if missing is not None:
         return f"{guarantee} is not offered: {missing}"
+    program = Program.from_data(json.loads(json.dumps(program.to_data())))  # anybody wrote it
+    if unfit := lacking(lab.queue, program):
+        return f"{lab.queue.name} does not offer {unfit}, which the program does"
     declared = declare(offer)
     again = runner_under(lab, offer, conditions, anew=True)
     runner = runner_under(lab, offer, conditions)

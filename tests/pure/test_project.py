@@ -41,7 +41,7 @@ def test_a_project_that_says_nothing(text: str, write: Write) -> None:
     [
         *("queues = []", 'queues = "a.sql"', "queues = [1]", 'queues = ["a\\u0000.sql"]'),
         *("x = [", "x = " + "[" * 5_000, 'profile = "fast"', "profile = 3", "postgres = ''"),
-        *("skip = 'isolation'", "require = [3]"),
+        *("skip = 'isolation'", "require = [3]", 'skip = ["odrer"]'),
     ],
 )
 def test_a_table_that_is_wrong(text: str, write: Write) -> None:
@@ -56,6 +56,14 @@ def test_a_misspelt_key(write: Write) -> None:
     write('[tool.queueproof]\nqueue = ["a.sql"]\n')
     with pytest.raises(QueueproofError, match="unknown key 'queue'; did you mean 'queues'"):
         project()
+
+
+def test_a_file_that_is_not_there(write: Write) -> None:
+    """The project's file is named; a glob is none."""
+    write('[tool.queueproof]\nqueues = ["a*.sql"]\n')
+    told = r"pyproject\.toml: queues: there is no file a\*\.sql; name each"
+    with pytest.raises(QueueproofError, match=told):
+        project().queue_names()
 
 
 def test_files_are_the_projects(write: Write, tmp_path: Path) -> None:
@@ -74,6 +82,7 @@ def test_options_win_over_the_project(write: Write, monkeypatch: pytest.MonkeyPa
         skip = ["isolation"]
         require = ["fencing"]
     """)
+    Path("../../q.sql").touch()
     asked: list[CheckOptions] = []
     monkeypatch.setattr(command, "judged", asked.append)
 

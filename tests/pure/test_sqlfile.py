@@ -204,6 +204,7 @@ $$ -- name: cleanup
         ("s = 5", "s = 3000000000", 4, "whole number from 1"),
         ("s = 5", "s = ", 4, "not TOML"),
         ("s = 5", "s = many", 4, 'text stands in quotes, as in lease = "30 seconds"'),
+        ("s = 5", "s = 5\n-- max_attempts = 6", 5, "this key, or its table, stands there twice"),
         ("priority, fifo", "lifo", 5, "none of 'priority, fifo', 'priority', 'fifo', 'none'"),
         ("max_attempts = 5", "jitter = 1.5", 4, "from 0 to 1"),
         ("-- ///\n", "-- [breaks]\n-- order = 5\n-- ///\n", 7, "order: 5 says no reason"),

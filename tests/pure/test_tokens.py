@@ -91,7 +91,7 @@ def test_what_is_written_is_what_is_read(kind: type, value: object) -> None:
 
 
 WRONG = {
-    "nothing": ("", "not a replay token"),
+    "nothing": ("", "is empty: is a variable unset?"),
     "a word": ("nonsense", "no guarantee is named"),
     "a letter": ("A", "not a replay token"),
     "another letter": ("é", "not a replay token"),

@@ -135,6 +135,20 @@ def test_all_that_a_host_would_bring_is_told_at_once(lab_of: LabOf, schema: str)
     assert lab_of(queue_file(more=told + schema)).tables.names
 
 
+@pytest.mark.parametrize(
+    ("schema", "told"),
+    [
+        ("INSERT INTO jobs DEFAULT VALUES;", "answered: does the schema put jobs into a table"),
+        ("CREATE SCHEMA a; SET search_path = a; DROP TABLE public.jobs; CREATE TABLE jobs ();",
+         "SET search_path ends with its connection: name the table's schema"),
+    ],
+)  # fmt: skip
+def test_what_a_schema_leaves_behind_is_told(lab_of: LabOf, schema: str, told: str) -> None:
+    """Jobs that nobody has enqueued, and a setting that no worker has."""
+    with pytest.raises(QueueError, match=told):
+        calibrate(lab_of(queue_file(more=schema)))
+
+
 def test_a_role_is_the_server_s(lab_of: LabOf) -> None:
     """What is granted to one that a host brings is to be left out."""
     with pytest.raises(QueueError, match=r'role "anon" does not .*\n.*: leave this line out'):

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from queueproof import testing
+from queueproof.errors import QueueproofError
 from tests.fix_places import REFERENCE, STRATEGIES
 
 
@@ -19,6 +20,17 @@ def example(queue: Path) -> Callable[[], None]:
     names: dict[str, Callable[[], None]] = {}
     exec(code, names)  # noqa: S102 - the documentation's own
     return names["test_single_claim"]
+
+
+def test_what_a_queue_does_not_offer_is_no_pass() -> None:
+    """A program without an operation of the queue's shows nothing; an unknown one is named."""
+    queue = STRATEGIES / "sound" / "sessions.sql"
+    program = testing.Program((testing.JobSpec(),), ((("w1", (testing.Do("heartbeat"),)),),))
+    with pytest.raises(AssertionError, match="does not offer heartbeat, which the program does"):
+        testing.must_hold("single-claim", queue, program=program)
+    explodes = program._replace(stages=((("w1", (testing.Do("explode"),)),),))  # type: ignore[arg-type]
+    with pytest.raises(QueueproofError, match='kind is "explode", and not one of: enqueue, cl'):
+        testing.must_hold("single-claim", queue, program=explodes)
 
 
 @pytest.mark.sample

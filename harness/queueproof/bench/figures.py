@@ -131,7 +131,10 @@ class BenchReport:
             entries += [_entry(found, found) for found in own["missing"]]
             return cls(own["method"], entries)
         except (ValueError, KeyError, TypeError) as error:
-            raise BenchError(f"this is no benchmark of queueproof: {error!r}") from None
+            told = f"it has no {error}" if isinstance(error, KeyError) else str(error)
+            raise BenchError(
+                f"this is no benchmark, as `queueproof bench --json` writes one: {told}"
+            ) from None
 
 
 def _benchmark(entry: Series) -> dict[str, Any]:

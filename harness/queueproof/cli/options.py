@@ -126,7 +126,7 @@ def listed(text: str, option: str) -> list[str]:
     """Names with commas between them."""
     names = [name.strip() for name in text.split(",")]
     if not all(names):
-        raise QueueproofError(f"{option} {text!r}: write names with commas between them")
+        raise QueueproofError(f"{option} {text!r}: one is missing; write them with commas between")
     return names
 
 

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from queueproof.cli.options import ProfileName
 from queueproof.errors import QueueproofError, nearest
+from queueproof.queues.ids import IDS
 
 _EXAMPLES = {
     "queues": 'queues = ["jobs.sql"]',
@@ -28,13 +29,18 @@ class Project(NamedTuple):
     postgres: str | None = None
     skip: tuple[str, ...] = ()
     require: tuple[str, ...] = ()
+    path: str = ""  # of the file that names queues
 
     def queue_names(self) -> list[str]:
         """The queues of the project.
 
         Raises:
-            QueueproofError: It names none.
+            QueueproofError: It names none, or a file that there is not.
         """
+        for name in self.queues:
+            if name.endswith(".sql") and not Path(name).is_file():
+                told = f"{self.path}: queues: there is no file {name}; name each file"
+                raise QueueproofError(told)
         if not self.queues:
             raise QueueproofError(
                 f"name a queue, or write {_EXAMPLES['queues']} below {_TABLE} in pyproject.toml"
@@ -72,6 +78,10 @@ def _read(path: Path) -> Project:
             raise QueueproofError(f"{path}: {said} below {_TABLE}; write {_EXAMPLES['queues']}")
         if not _is_right(key, value):
             raise QueueproofError(f"{path}: write {_EXAMPLES[key]} below {_TABLE}")
+        for name in value if key in {"skip", "require"} else ():
+            if name not in IDS:
+                said = nearest(name, IDS) or "; `queueproof guarantees` lists them"
+                raise QueueproofError(f"{path}: {key}: unknown guarantee {name!r}{said}")
     files = {one: path.parent / one for one in keys.get("queues", ())}
     profile = keys.get("profile")
     return Project(
@@ -80,6 +90,7 @@ def _read(path: Path) -> Project:
         keys.get("postgres"),
         tuple(keys.get("skip", ())),
         tuple(keys.get("require", ())),
+        str(path) if files else "",
     )
 
 

@@ -83,7 +83,10 @@ def calibrate(lab: Lab, *, replayed: bool = False) -> Offer:
     known = {job for call in enqueues for job in call.ids}
     for job in first.ids:
         if job not in known:
-            message = f"claim answered the id {job}, which no enqueue had answered"
+            message = (
+                f"claim answered the id {job}, which no enqueue had answered: does the schema put"
+                " jobs into a table? Leave them out"
+            )
             raise QueueError(message, lab.queue.source_of("claim"))
     offer = Offer(lab.queue, first.held)
     runner = _Watching(lab, split=False, held=offer.held)

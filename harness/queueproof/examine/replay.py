@@ -89,8 +89,11 @@ def replay(lab: Lab, token: str) -> Replayed | None:
     program = Program.from_data(data["program"])
     conditions = Conditions(**data["under"])
     runner = runner_under(lab, offer, conditions, anew=True)
-    if edited:
-        _refuse_unfit(lab.queue, program)
+    if edited and (missing := lacking(lab.queue, program)):
+        raise QueueproofError(
+            f"{lab.queue.name} has changed, and the story's program needs {missing}, which it"
+            " no longer offers: check it anew"
+        )
     moments: tuple[float, ...] = () if edited else MOMENTS[:1] if lab.by_clients else MOMENTS
     for ahead in moments:
         for _ in range(REPLAYS):
@@ -115,16 +118,12 @@ def _replayed(lab: Lab, guarantee: str, data: Mapping[str, Any], failure: Failur
     return Replayed(guarantee, of_queue(story, lab.queue, lab.schema), data, failure)
 
 
-def _refuse_unfit(queue: Queue, program: Program) -> None:
-    """See that an edited queue still has what a story's program does.
+def lacking(queue: Queue, program: Program) -> str:
+    """The operations of a program that a queue does not offer, in words; empty where it has all.
 
-    Raises:
-        QueueproofError: It has not; then nothing that the program does could break it.
+    Args:
+        queue: The queue.
+        program: What is to be run on it.
     """
     kinds = {do.kind for stage in program.stages for _, dos in stage for do in dos}
-    lacking = sorted((kinds & OPERATIONS.keys()) - queue.offers)
-    if lacking:
-        raise QueueproofError(
-            f"{queue.name} has changed, and the story's program needs {' and '.join(lacking)},"
-            " which it no longer offers: check it anew"
-        )
+    return " and ".join(sorted((kinds & OPERATIONS.keys()) - queue.offers))

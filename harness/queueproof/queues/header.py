@@ -61,6 +61,8 @@ def facts_of(header: Header) -> dict[str, Any]:
         # Where in the header is said already, by the line of the file.
         told = re.sub(r" \(at (line \d+, column \d+|end of document)\)$", "", str(error))
         how = 'text stands in quotes, as in lease = "30 seconds"'
+        if "overwrite" in told:
+            how = "this key, or its table, stands there twice"
         if not header.lines[index].partition("=")[0].isascii():
             how += ", and so does a key with other letters than a to z"
         header.file.fail(header.starts[index], f"the header is not TOML: {told}; {how}")

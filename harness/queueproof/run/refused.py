@@ -23,6 +23,7 @@ _EXTENSION = re.compile(r'CREATE EXTENSION (?:IF NOT EXISTS )?"?([\w-]+)', re.IG
 _TEMPORARY = re.compile(
     r'CREATE (?:GLOBAL |LOCAL )?TEMP(?:ORARY)? TABLE (?:IF NOT EXISTS )?"?(\w+)', re.IGNORECASE
 )
+_SETS_PATH = re.compile(r"SET (?:SESSION )?search_path\b", re.IGNORECASE)
 _LACKING = """
 SELECT asked, asked IN (SELECT name FROM pg_available_extensions)
 FROM unnest(%s::text[]) AS asked WHERE asked NOT IN (SELECT extname FROM pg_extension) ORDER BY 1
@@ -62,6 +63,8 @@ def hint(
     for name in (name for step in steps for name in _TEMPORARY.findall(step.sql)):
         if f'"{name}"' in error.message:
             return f"\nThe schema makes {name} a temporary table, which no other connection sees."
+    if error.sqlstate == "42P01" and any(map(_SETS_PATH.match, (step.sql for step in steps))):
+        return "\nThe schema's SET search_path ends with its connection: name the table's schema."
     asked = {name.lower() for step in steps for name in _EXTENSION.findall(step.sql)}
     missing: dict[str, bool] = dict(admin.execute(_LACKING, [sorted(asked)]).fetchall())
     if not missing:
