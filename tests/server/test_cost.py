@@ -75,7 +75,7 @@ def test_the_limit_is_a_literal_and_nothing_else_is(text: str, sent: str) -> Non
 def test_a_compiled_claim_has_no_limit_parameter(server: Server) -> None:
     """The claim of the reference takes the worker and the queue; 10 stands in its text."""
     with server.database() as conninfo:
-        session = LoadSession(conninfo, b"CREATE SCHEMA queue; SET search_path = queue")
+        session = LoadSession(conninfo, b"SET search_path = public")
         reference = strategy("skip_locked")
         for statement in reference.blocks["schema"].statements:
             session.command(statement.text.encode())

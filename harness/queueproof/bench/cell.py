@@ -17,7 +17,7 @@ from queueproof.bench import counters, endure, latency
 from queueproof.bench.counters import ASKED, NOTHING
 from queueproof.bench.endure import Point
 from queueproof.bench.hosted import MOST_JOBS, HostedWorkers
-from queueproof.bench.load import SCHEMA, Loaded, NotApplicableError, fill, promote
+from queueproof.bench.load import Loaded, NotApplicableError, fill, promote
 from queueproof.bench.measured import Measured, Pace, Shape, percentile
 from queueproof.bench.pool import Pool
 from queueproof.bench.session import LoadSession
@@ -197,8 +197,7 @@ class Ground(ExitStack):
         self._admin.execute(ASKED["end_others"], [round(waits.GONE * 1000)])
         for (schema,) in self._admin.execute(ASKED["schemas"]).fetchall():
             self._admin.execute(sql.SQL("DROP SCHEMA {} CASCADE").format(sql.Identifier(schema)))
-        for schema in (SCHEMA, "public"):
-            self._admin.execute(f"CREATE SCHEMA {schema}")
+        self._admin.execute("CREATE SCHEMA public")
 
     def _vacuum(self) -> None:
         tables = self._admin.execute(ASKED["tables"]).fetchall()
@@ -219,7 +218,7 @@ class Ground(ExitStack):
             QueueError: The server rejected the queue's SQL.
         """
         self._clear()
-        setup = f"SET search_path = {SCHEMA}, public; SET client_min_messages = error".encode()
+        setup = b"SET search_path = public; SET client_min_messages = error"
         with closing(LoadSession(self.conninfo, setup)) as session:
             filled = fill(queue, session, shape, jobs=jobs, payload=self.pace.payload)
         self._vacuum()

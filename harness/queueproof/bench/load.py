@@ -31,7 +31,6 @@ from queueproof.queues.sqlfile import SqlFileQueue
 from queueproof.queues.sqltext import compile_statement, first_keyword, position_in
 from queueproof.queues.worker import WorkerQueue
 
-SCHEMA = "queue"
 PIPELINE = 500  # statements between two synchronisations while jobs are put in
 PAYLOAD = b'{"task": "benchmark"}'
 RETRYABLE = frozenset({"40001", "40P01"})
@@ -196,8 +195,7 @@ class _Compiler:
         observed, columns = self._observed()
         load = Load(
             setup=(
-                f"SET search_path = {SCHEMA}, public;"
-                f"SET default_transaction_isolation = '{queue.isolation}'"
+                f"SET search_path = public;SET default_transaction_isolation = '{queue.isolation}'"
             ).encode(),
             start=self._of_itself("start"),
             claim=claim,

@@ -193,6 +193,8 @@ class Lab:
         if self.server.superuser:  # the last that is done as one: nothing of the queue's is there
             with waits.LimitedConnection.open(conninfo) as ours:
                 ours.execute(files("queueproof.run").joinpath("rights.sql").read_text())
+                if not self.server.trusted:  # before PostgreSQL 15 it is not the database's owner's
+                    ours.execute(f"ALTER SCHEMA public OWNER TO {self.server.owner}")
         for setting in (
             sql.SQL("search_path = {}").format(sql.SQL(SEARCH_PATH)),
             sql.SQL("default_transaction_isolation = {}").format(self.queue.isolation),
