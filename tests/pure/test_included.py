@@ -42,12 +42,12 @@ def read(folder: Path, script: str) -> list[str]:
 
 
 def test_included_files_come_before_the_schemas_own_statements(tmp_path: Path) -> None:
-    """Paths begin at the queue file, globs go by name with numbers in their order."""
+    """Paths begin at the queue file; globs go by name, numbers in their order, each file once."""
     for name in ("10_c.sql", "2_b.sql", "1_a.sql"):
         (tmp_path / name).write_text(f"CREATE TABLE t{name[0]}();")
     (tmp_path / "types.sql").write_text("\N{BYTE ORDER MARK}CREATE TYPE t AS\r\nENUM ();")
     own = "-- name: schema#\nCREATE TABLE own();\n"
-    queue = including(tmp_path, '["../types.sql", "../*_*.sql"]', own)
+    queue = including(tmp_path, '["../types.sql", "../*_*.sql", "../t*.sql"]', own)
     tables = [f"CREATE TABLE {name}()" for name in ("t1", "t2", "t1", "own")]
     assert sent(queue) == ["CREATE TYPE t AS ENUM ()", *tables]
     assert queue.source_of("install") == Source(tmp_path / "queues" / "q.sql", 4)

@@ -138,6 +138,7 @@ def test_all_that_a_host_would_bring_is_told_at_once(lab_of: LabOf, schema: str)
 @pytest.mark.parametrize(
     ("schema", "told"),
     [
+        ("BEGIN;\nCREATE TABLE t ();", r"sql:\d+: schema leaves a transaction open: end it"),
         ("INSERT INTO jobs DEFAULT VALUES;", "answered: does the schema put jobs into a table"),
         ("CREATE SCHEMA a; SET search_path = a; DROP TABLE public.jobs; CREATE TABLE jobs ();",
          "SET search_path ends with its connection: name the table's schema"),

@@ -10,14 +10,13 @@ from queueproof.advice.forms import TWICE, Form
 from queueproof.advice.reading import HELD, Draft, Whole
 from queueproof.probes.serving import serving_index
 from queueproof.queues.filetext import OPERATION_OF
+from queueproof.queues.sqltext import BEGINS
 from queueproof.queues.sqltree import Edit, Span
-
-_BEGINS = frozenset({"BEGIN", "START"})
 
 
 def _as_one(whole: Whole, _: Draft) -> Iterator[Change]:
     """Statements that belong together are one transaction."""
-    if len(whole.places) > 1 and whole.places[0].word not in _BEGINS:
+    if len(whole.places) > 1 and whole.places[0].word not in BEGINS:
         yield Change("BEGIN and COMMIT around it", _transaction(whole))
 
 
@@ -73,7 +72,7 @@ def _locked_first(whole: Whole, draft: Draft) -> Iterator[Change]:
     """A batch is locked in one order before anything is done with it."""
     table, key = draft.jobs.table.sql, draft.jobs.key
     if table:
-        at = next(place for place in whole.places if place.word not in _BEGINS | {"SET"})
+        at = next(place for place in whole.places if place.word not in BEGINS | {"SET"})
         ids = f"SELECT {key} FROM {table} WHERE {key} = ANY (:ids) ORDER BY {key} FOR UPDATE;\n"
         yield Change("the batch locked by id first", [Edit.at(at.start, ids)])
 
@@ -81,7 +80,7 @@ def _locked_first(whole: Whole, draft: Draft) -> Iterator[Change]:
 def _shortened(whole: Whole, draft: Draft) -> Iterator[Change]:
     """A statement less; one that ends a transaction stays."""
     for place in whole.places if len(whole.places) > 1 else ():
-        if place.word not in _BEGINS | {"COMMIT", "END"}:
+        if place.word not in BEGINS | {"COMMIT", "END"}:
             what = f"`{place.text.split(maxsplit=2)[0]} …` dropped"
             yield Change(what, [Edit(_with_end(draft, place.span))])
 
@@ -124,7 +123,7 @@ def _of_transaction(whole: Whole, draft: Draft) -> Iterator[Change]:
         for place in whole.places
         if re.match(r"(?i)SELECT\s+pg_advisory_unlock\w*\s*\([^;]*\)\s*\Z", place.text)
     ]
-    if whole.places[0].word not in _BEGINS:
+    if whole.places[0].word not in BEGINS:
         edits += _transaction(whole)
     yield Change("locks and settings of the transaction", edits)
 

@@ -161,7 +161,7 @@ def _shortened(block: Block) -> Iterator[_Mutation]:
     opened: int | None = None
     dropped: list[tuple[str, frozenset[int]]] = []
     for index, word in enumerate(words):
-        if word in {"BEGIN", "START"}:
+        if word in sqltext.BEGINS:
             opened = index
         elif word in {"COMMIT", "END"} and opened is not None:
             dropped.append((f"{words[opened]} and {word}", frozenset({opened, index})))

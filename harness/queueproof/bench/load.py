@@ -28,7 +28,7 @@ from queueproof.errors import QueueError, QueueproofError, Source
 from queueproof.queues.block import Block, Statement
 from queueproof.queues.model import NOW, OPERATIONS, VOID, Queue
 from queueproof.queues.sqlfile import SqlFileQueue
-from queueproof.queues.sqltext import compile_statement, first_keyword, position_in
+from queueproof.queues.sqltext import BEGINS, compile_statement, first_keyword, position_in
 from queueproof.queues.worker import WorkerQueue
 
 PIPELINE = 500  # statements between two synchronisations while jobs are put in
@@ -48,7 +48,6 @@ _TYPES = {
 # Of a queue whose jobs are still there once they are claimed; without all of these, and without
 # complete, a claim is the end: at most once.
 _HELD = frozenset({"complete_and_claim", "fail", "heartbeat", "recover"})
-_OPENS = frozenset({"BEGIN", "START"})
 _CLOSES = frozenset({"COMMIT", "END", "ROLLBACK", "ABORT"})
 
 
@@ -113,7 +112,7 @@ def why_not(queue: Loaded, shape: Shape) -> str | None:
     if batch > 1 and "limit" not in claim.used:
         return "its claim has no limit: it takes one job"
     words = [first_keyword(statement.text) for statement in claim.statements]
-    whole = words[0] in _OPENS and words[-1] in _CLOSES
+    whole = words[0] in BEGINS and words[-1] in _CLOSES
     if hold and not (len(words) == 1 or whole or ends_open(claim)):
         return "its claim is more than one transaction: there is none to hold"
     return None
@@ -124,7 +123,7 @@ def ends_open(block: Block) -> bool:
     is_open = False
     for statement in block.statements:
         word = first_keyword(statement.text)
-        is_open = (is_open or word in _OPENS) and word not in _CLOSES
+        is_open = (is_open or word in BEGINS) and word not in _CLOSES
     return is_open
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from contextlib import suppress
 from datetime import UTC, datetime
@@ -76,7 +77,12 @@ def load_text(text: str, path: Path | str) -> SqlFileQueue:
     blocks = {block.name: block for block in blocks_of(file)}
     files: list[QueueText] = []
     if patterns := header.pop("include", None):
-        files = [one for pattern in patterns for one in files_of(keys, pattern)]
+        every = (one for pattern in patterns for one in files_of(keys, pattern))
+        # A glob after a name may match it again: ["first.sql", "*.sql"].
+        known: dict[str, QueueText] = {}
+        for one in every:
+            known.setdefault(os.path.realpath(one.path), one)
+        files = list(known.values())
         blocks["schema"] = including(keys, files, blocks.get("schema"))
     for name, hint in (
         ("schema", '#`, or include = ["schema.sql"] in the header'),

@@ -277,6 +277,9 @@ def chains(found: Sequence[Token]) -> bool:
     return [token.word for token in found[-2:]] == ["AND", "CHAIN"]
 
 
+BEGINS = frozenset({"BEGIN", "START"})
+"""The first words of what begins a transaction."""
+
 _CHANGES = frozenset({"INSERT", "UPDATE", "DELETE", "MERGE", "INTO"})
 
 

@@ -18,7 +18,7 @@ from typing import cast
 from queueproof.guarantees.catalogue import CATALOGUE
 from queueproof.postgres.local import DEFAULT_EMBEDDED, PACKAGE
 from queueproof.queues.model import Step
-from queueproof.queues.sqltext import compile_statement, first_keyword
+from queueproof.queues.sqltext import BEGINS, compile_statement, first_keyword
 from queueproof.report.forms import filled_in
 from queueproof.report.literals import braced, cannot, literal, with_count
 from queueproof.run.gates import GATE_KEYS
@@ -238,7 +238,7 @@ class _Spec:
         session.state = "running"
         self._latest[beat.call] = session, session.current
         keyword = first_keyword(step.sql)
-        if keyword in {"BEGIN", "START"}:
+        if keyword in BEGINS:
             session.open = True
         elif keyword in {"COMMIT", "END", "ROLLBACK", "ABORT"}:
             session.open = False

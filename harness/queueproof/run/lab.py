@@ -20,6 +20,7 @@ from queueproof.postgres import Server
 from queueproof.postgres.pooler import Pooler
 from queueproof.queues.model import NOW, Operation, Queue, Step, watched
 from queueproof.queues.sqlfile import SqlFileQueue
+from queueproof.queues.sqltext import BEGINS, first_keyword
 from queueproof.run import gates, wallclock
 from queueproof.run.clock import Clock
 from queueproof.run.gates import GATE, GATE_KEYS, Scheduler
@@ -231,7 +232,9 @@ class Lab:
                 step = steps.send(result)
         except StopIteration:
             if installer.in_transaction:
-                raise QueueError("schema leaves a transaction open: end it with COMMIT") from None
+                begins = [one for one in self.schema if first_keyword(one.sql) in BEGINS]
+                message = "schema leaves a transaction open: end it with COMMIT"
+                raise QueueError(message, begins[-1].source if begins else None) from None
         finally:
             installer.close()
 

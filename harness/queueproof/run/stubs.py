@@ -8,7 +8,7 @@ from contextlib import suppress
 
 from queueproof.errors import ServerError
 from queueproof.queues.model import Operation, Step
-from queueproof.queues.sqltext import first_keyword
+from queueproof.queues.sqltext import BEGINS, first_keyword
 from queueproof.run.session import LibpqSession, execute
 
 _LACKS = re.compile(
@@ -74,7 +74,7 @@ def _roll_back(installer: LibpqSession, ran: Sequence[Step]) -> tuple[Step, ...]
     if not installer.in_transaction:
         return ()
     installer.run("ROLLBACK")
-    begins = (n for n, step in enumerate(ran) if first_keyword(step.sql) in {"BEGIN", "START"})
+    begins = (n for n, step in enumerate(ran) if first_keyword(step.sql) in BEGINS)
     return tuple(ran[max(begins, default=len(ran)) :])
 
 
