@@ -15,6 +15,7 @@ from queueproof.cli.project import Project, project
 from queueproof.errors import QueueproofError
 
 Write = Callable[[str], int]
+Q = "../../q.sql"  # of the project, as seen from the current folder
 
 
 @pytest.fixture
@@ -82,7 +83,7 @@ def test_options_win_over_the_project(write: Write, monkeypatch: pytest.MonkeyPa
         skip = ["isolation"]
         require = ["fencing"]
     """)
-    Path("../../q.sql").touch()
+    Path(Q).touch()
     asked: list[CheckOptions] = []
     monkeypatch.setattr(command, "judged", asked.append)
 
@@ -91,7 +92,7 @@ def test_options_win_over_the_project(write: Write, monkeypatch: pytest.MonkeyPa
         return asked[-1]
 
     alone = options()
-    assert (alone.queue, alone.profile, alone.where.postgres) == ("q.sql", "quick", "local")
+    assert (alone.queue, alone.profile, alone.where.postgres) == (Q, "quick", "local")
     assert (alone.skip, alone.require) == (["isolation"], ["fencing"])
     given = {"only": ["order"], "profile": ProfileName.deep, "postgres": "embedded"}
     told = options(queues=["other.sql"], **given)

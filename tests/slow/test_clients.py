@@ -336,7 +336,7 @@ def test_a_table_that_a_worker_makes_is_refused(lab_of: LabOf) -> None:
     lab = lab_of((ONE_STEP, ONE_STEP.replace("return", f"{made}return")))
     lab.reset()
     run(lab, TWO_CLAIMS)
-    with pytest.raises(QueueError, match=r"created a table .*: queue\.day\..*as a partition"):
+    with pytest.raises(QueueError, match=r"created a table .*: public\.day\..*as a partition"):
         lab.reset(renew=True)
 
 
