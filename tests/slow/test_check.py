@@ -13,14 +13,18 @@ from queueproof.examine.check import check_queue
 from queueproof.examine.plan import Examination
 from queueproof.examine.replay import replay
 from queueproof.guarantees.catalogue import select
-from queueproof.probes.probe import untold
+from queueproof.judge.checker import declare
+from queueproof.probes.probe import Seen, untold
 from queueproof.probes.probes import PROBES
 from queueproof.report.story import tell_found
 from queueproof.report.text import to_text
+from queueproof.run.runner import Runner
+from queueproof.search.shrink import find
 from queueproof.search.tokens import decode_token, encode_token
 from queueproof.testing import must_hold
 from tests.fix_labs import LabOf, happens_again, judged, offered
 from tests.fix_places import REFERENCE, SKIP_LOCKED, STRATEGIES
+from tests.fix_plays import play
 from tests.fix_queues import queue_file
 
 CLAIM = """\
@@ -32,6 +36,7 @@ RACES = {"claim": CLAIM.format(lock="")}
 BROKEN = queue_file(header='order = "none"', **RACES)
 SOUND = queue_file(header='order = "none"', **LOCKS)
 ONLY = ("single-claim",)
+RACE = play("w1 claims | w2 claims")
 LESSON = '[breaks]\nsingle-claim = "a lesson"'
 
 
@@ -76,6 +81,21 @@ def test_a_story_says_why_a_claim_may_wait(lab_of: LabOf) -> None:
     waits = re.search(r"waits for (w\d)", one.story or "")
     assert waits is not None
     assert f"claim waits for {waits[1]}'s because both take the same job." in (one.story or "")
+
+
+def test_what_breaks_anyway_is_not_the_pooler_s_doing(
+    lab_of: LabOf, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A probe has met by chance what breaks without a pooler too: that is no second break."""
+    lab, probe = lab_of(BROKEN), PROBES["pooler-safe"]
+    race = find(Runner(lab), declare(offered(lab)), RACE, "single-claim", budget=100)
+    assert race is not None
+    seen = Seen({"transactions": 1}, broken="two have it (pgbouncer)", found=race, data=[])
+    monkeypatch.setattr(type(probe), "look", lambda *_: seen)
+    found = judged(lab, "single-claim", "pooler-safe")
+    assert found["single-claim"].verdict == "broken"
+    assert found["pooler-safe"].verdict == "inconclusive"
+    assert "single-claim breaks without that as well" in found["pooler-safe"].reason
 
 
 def test_a_pass_comes_with_evidence(lab_of: LabOf) -> None:

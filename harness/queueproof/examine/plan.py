@@ -22,7 +22,7 @@ from queueproof.schedule.actors import NEMESIS
 from queueproof.schedule.conditions import PLAIN, Conditions, Gate
 from queueproof.schedule.programs import DoKind, Program
 from queueproof.search.explore import explore
-from queueproof.search.shrink import breaches, find
+from queueproof.search.shrink import Failure, breaches, find
 from queueproof.space.suites import ALONE, MEETINGS, Suite
 
 AT_ONCE = 5  # crowds
@@ -225,7 +225,13 @@ class Examination:
         name = unit.guarantee
         if PROBES[name].says_less and name in self._found.failures:
             return
-        self._found.probed[name] = self._crew.probe(unit, partial(self._headway.within, unit))
+        seen = self._crew.probe(unit, partial(self._headway.within, unit))
+        breach = seen.found.violation.guarantee if isinstance(seen.found, Failure) else None
+        if breach in self._found.failures:
+            # What breaks anyway may do so by chance: as between two jobs of one moment.
+            told = f"{seen.broken}; {breach} breaks without that as well"
+            seen = Seen(seen.evidence, unable=told)
+        self._found.probed[name] = seen
         self._headway.done(unit)
 
     def _variations(
