@@ -10,6 +10,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import psycopg
 import pytest
 
 from queueproof.errors import QueueproofError, ServerError
@@ -306,6 +307,16 @@ def exported(monkeypatch: pytest.MonkeyPatch, server: Server, lab_of: LabOf) -> 
 def test_a_crash_ends_the_session(exported: Exported) -> None:
     """A worker that dies in the transaction of its claim gives the job back at once."""
     assert "step terminate_w1\n" in exported("hold_open.sql", play("w1 claims, crashes; w2 claims"))
+
+
+def test_what_somebody_keeps_in_public_stays(exported: Exported, server: Server) -> None:
+    """The end of a spec empties the schema: where something is in it, nothing is begun."""
+    spec = exported("skip_locked.sql", play("w1 claims"))
+    with server.database() as conninfo, psycopg.connect(conninfo, autocommit=True) as kept:
+        kept.execute("CREATE TABLE public.kept ()")
+        done = finished(find_isolationtester(), conninfo, input=spec)
+        assert (done.returncode, "run this on an empty database" in done.stderr) == (1, True)
+        assert kept.execute("SELECT to_regclass('public.kept')").fetchone() == ("kept",)
 
 
 def test_a_worker_that_waits_may_die(exported: Exported) -> None:
