@@ -151,7 +151,7 @@ def test_what_a_schema_leaves_behind_is_told(lab_of: LabOf, schema: str, told: s
 
 
 def test_a_role_is_the_server_s(lab_of: LabOf) -> None:
-    """What is granted to one that a host brings is to be left out."""
+    """A grant to one that a host brings is to be left out."""
     with pytest.raises(QueueError, match=r'role "anon" does not .*\n.*: leave this line out'):
         lab_of(queue_file(more="GRANT SELECT ON jobs TO anon;"))
 

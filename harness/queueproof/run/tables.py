@@ -338,7 +338,7 @@ class Tables:
             ) from None
 
     def holders(self) -> list[str]:
-        """Who has a lock on one of them, and what it did last."""
+        """Sentences on those who have a lock on one of them, and on what they did last."""
         found = self._admin.execute(_HOLDERS, [self.names, self._control.pid]).fetchall()
         return [
             f"a prepared transaction has one on {table}"
@@ -385,7 +385,7 @@ class Tables:
         ]
 
     def read_by(self, session: Session) -> bool:
-        """Whether the open transaction of a session has come upon one of them."""
+        """True when the open transaction of a session has come upon one of them."""
         found = self._admin.execute(_TOUCHED, [session.pid, self.names]).fetchone()
         return found == (True,)
 
