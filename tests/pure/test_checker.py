@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 import random
-import sys
-from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import combinations
-from types import FrameType
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from queueproof.history.calls import Answer, Call, CallKind, History, LockWait, Ref, Timeline
-from queueproof.judge import checker
+from queueproof.history.calls import Answer, Call, CallKind, History, LockWait, Ref
 from queueproof.judge.checker import check
-from queueproof.judge.lives import Hindrances, Life
 from queueproof.judge.spec import Declared
 from queueproof.queues.model import State
 from queueproof.schedule.moments import DAY, PRECISION, grace
@@ -768,72 +764,6 @@ def test_a_completion_that_nobody_was_told_of_is_not_told_as_accepted() -> None:
     assert "nobody was told" in found.because
 
 
-def in_turn(rounds: int) -> History:
-    """A job that two workers claim in turn, fail, and race a recovery over."""
-    each = "w{0} claims 1; +31; begin w{0} fails 1; begin recover; end w{0}; end reaper"
-    taken = (each.format(n % 2) for n in range(rounds))
-    return Told("; ".join(["enqueue 1", *taken, "w2 runs 1; all completed"])).history
-
-
-def one_by_one(jobs: int) -> History:
-    """A deep backlog that one worker claims in order, with a heartbeat for each job."""
-    delays = (0.5 if n % 50 == 0 else 0.0 for n in range(jobs))
-    each = (f"enqueue {n} priority={-(n % 2)} delay={delay}" for n, delay in enumerate(delays))
-    told = Told("; ".join([*each, "+1"]))
-    enqueues = list(told.history.calls)
-    for call in sorted(enqueues, key=lambda call: (-call.priority, call.began + call.delay)):
-        told.tell("w1 claims {0}; w1 beats {0}; w1 completes {0}".format(*call.ids))
-    return told.tell("all completed")
-
-
-def lines_run(act: Callable[[], object]) -> int:
-    """How many lines of Python run, loops counted each time around."""
-    lines = 0
-
-    def count(_frame: FrameType, event: str, _arg: object) -> Any:  # noqa: ANN401
-        nonlocal lines
-        lines += event == "line"
-        return count
-
-    before = sys.gettrace()
-    sys.settrace(count)
-    try:
-        act()
-    finally:
-        sys.settrace(before)
-    return lines
-
-
-def at_once(jobs: int) -> History:
-    """Workers whose operations overlap each other's, with a recovery between."""
-    each = (
-        "enqueue {0}; begin w1 claims; begin w2 claims; end w1 {0}; end w2; +31; begin recover; "
-        "begin w1 completes {0}; end reaper {0}; end w1 -> rejected; w2 runs {0}"
-    )
-    return Told("; ".join([*map(each.format, range(jobs)), "all completed"])).history
-
-
-ALONE = (one_by_one, declared(worker_heartbeat=True, order="priority, fifo", cap=2))
-
-
-@pytest.mark.parametrize(
-    ("history", "facts"),
-    [(at_once, declared()), (in_turn, declared()), ALONE],
-    ids=["at once", "in turn", "alone"],
-)
-def test_the_work_of_a_check_grows_with_the_history(
-    history: Callable[[int], History], facts: Declared
-) -> None:
-    """A history ten times as long is ten times the work, be its claims alone or overlapping."""
-
-    def work(told: History) -> float:
-        return lines_run(lambda: check(told, facts)) / len(told.calls)
-
-    short, long = history(100), history(1000)
-    assert check(long, facts).violations == []
-    assert work(long) <= 1.3 * work(short)
-
-
 def test_a_history_is_judged_the_same_every_time() -> None:
     """The same calls give the same evidence and the same words, however often they are judged."""
 
@@ -1133,15 +1063,6 @@ plainly = settings(max_examples=60, deadline=None, database=None)
 
 
 @plainly
-@given(histories, st.integers(0, 300), st.integers(0, 300))
-def test_a_timeline_finds_the_calls_that_were_open(history: History, start: int, end: int) -> None:
-    """What overlaps a span is what began before its end and had not ended at its start."""
-    late = [call for call in history.calls if call.returned is None or call.returned > start]
-    expected = [call for call in late if call.invoked < end]
-    assert expected == list(Timeline(history.calls).overlapping(start, end))
-
-
-@plainly
 @given(histories)
 def test_overlaps_are_pairs_of_calls_by_different_actors(history: History) -> None:
     """One pass over the calls counts the same pairs as trying all of them."""
@@ -1160,161 +1081,33 @@ def test_overlaps_are_pairs_of_calls_by_different_actors(history: History) -> No
     assert expected == Counter({what: found[what] for what in expected})
 
 
-@plainly
-@given(histories, st.sampled_from([LEASE, None]))
-def test_fresh_leases_are_counted_against_all_who_might_have_taken_the_job(
-    history: History, lease: float | None
-) -> None:
-    """Every claim and recovery of others counts that ran wholly while a claimed job was held."""
-    takers = history.of_kind("claim", "recover")
-    ends: dict[Ref | str, int] = {}  # of a claimed job, or of a worker
-    for call in history.of_kind("complete", "fail", "crash"):
-        for ended in (call.actor,) if call.kind == "crash" else call.refs:
-            ends.setdefault(ended, call.invoked)
-    never = float("inf")
-    expected = sum(
-        other.actor != claim.actor
-        and claim.returned is not None
-        and claim.returned < other.invoked
-        and other.invoked < ends.get(Ref(claim.index, job), never)
-        and other.invoked < ends.get(claim.actor, never)
-        and other.ended < claim.began + (lease or float("inf"))
-        for claim in history.of_kind("claim")
-        for job in claim.ids
-        for other in takers
-    )
-    found = check(history, declared(lease=lease, held=lease is None)).evidence
-    assert expected == found["live-lease", "claims and recoveries during a fresh lease"]
-
-
-@plainly
-@given(histories, st.integers(1, 4))
-def test_running_jobs_are_counted_at_each_claim(history: History, cap: int) -> None:
-    """The first claim after which more jobs certainly ran than the cap is accused.
-
-    A late heartbeat that brings a job back counts as one.
+@cases(
     """
-    claims = [call for call in history.of_kind("claim") if call.ids and call.returned]
-
-    def running(taker: Call) -> int:
-        return len({
-            job
-            for claim in claims
-            if _at(claim) <= _at(taker)
-            for job in claim.ids
-            if taker.ended < _lapses(history, Ref(claim.index, job), _at(taker))
-            and not any(
-                call.invoked < _at(taker)
-                and (Ref(claim.index, job) in call.refs or _crashed(call, claim))
-                for call in history.of_kind("complete", "fail", "crash")
-            )
-        })  # fmt: skip
-
-    returning = [
-        beat
-        for beat in history.of_kind("heartbeat")
-        if beat.answer == "accepted"
-        for ref in beat.refs
-        if _lapses(history, ref, _at(beat) - 1) <= beat.ended < _lapses(history, ref, _at(beat))
-    ]
-    # A claim is judged once those that began before it have answered too.
-    judged = [(max(_at(one) for one in claims if one.index <= c.index), c.index) for c in claims]
-    judged += [(_at(beat), beat.index) for beat in returning]
-    over = [index for _, index in sorted(judged) if running(history.calls[index]) > cap]
-    found = check(history, declared(cap=cap)).violations
-    assert over[:1] == [v.call for v in found if v.guarantee == "concurrency-limit"]
-
-
-def _at(call: Call) -> int:
-    """When a call has answered."""
-    assert call.returned is not None
-    return call.returned
-
-
-def _lapses(history: History, held: Ref, until: int) -> float:
-    """When the lease on a claimed job certainly runs out, as far as is known by then."""
-    claim = history.calls[held.call]
-    end = claim.began + LEASE
-    beats = (call for call in history.of_kind("heartbeat") if held in call.refs)
-    for beat in sorted((call for call in beats if call.answer == "accepted"), key=_at):
-        between = range(_at(claim) + 1, _at(beat))
-        late = beat.ended > end and any(  # somebody else may have taken it, or ended it
-            (held.job in other.ids and other.returned in between)
-            or (held.job in [ref.job for ref in other.refs] and other.invoked in between)
-            for other in history.of_kind("claim", "recover", "complete", "fail")
-            if other.ended >= end
-        )
-        end = beat.began + LEASE if between and _at(beat) <= until and not late else end
-    return end
-
-
-def _crashed(call: Call, claim: Call) -> bool:
-    return call.kind == "crash" and call.actor == claim.actor
-
-
-@plainly
-@given(histories, st.sampled_from(["fifo", "priority, fifo"]))
-def test_order_is_judged_as_if_every_pair_of_jobs_were_compared(
-    history: History, order: str
-) -> None:
-    """The first passed-over job that precedes a taken one is named, whichever are compared."""
-    found = check(history, declared(order=order))
-    bad = {v.job for v in check(history, declared()).violations}
-    expected, compared = first_out_of_order(history, order, bad)
-    assert expected == [(v.call, v.because) for v in found.violations if v.guarantee == "order"]
-    assert compared == (found.evidence["order", "pairs of jobs compared"] > 0)
-
-
-def first_out_of_order(
-    history: History, order: str, bad: set[str | None]
-) -> tuple[list[tuple[int, str]], bool]:
-    """The first violation of an order, and whether any two jobs could be compared."""
-    compared = False
-    claimed: set[str] = set()
-    for claim in history.of_kind("claim"):
-        if claim.answer == "unknown":
-            break
-        beside = [c for c in history.calls if c.kind not in checker._INSTANT and c is not claim]
-        free = [
-            call
-            for call in history.of_kind("enqueue")
-            if call.returned is not None
-            and call.returned < claim.invoked
-            and call.ended + call.delay <= claim.began
-            and (claimed | bad).isdisjoint(call.ids)
-        ]
-        if not any(call.overlaps(claim) for call in beside):
-            for later in (call for call in free if set(call.ids) & set(claim.ids)):
-                for earlier in (call for call in free if not set(call.ids) & set(claim.ids)):
-                    if checker._comparable(earlier, later):
-                        compared = True
-                        if checker._precedes(earlier, later, order, claim):
-                            violation = checker._out_of_order(claim, earlier, later)
-                            return [(violation.call, violation.because)], compared
-        claimed.update(claim.ids)
-    return [], compared
-
-
-@plainly
-@given(histories)
-def test_what_cannot_run_is_known_at_every_claim(history: History) -> None:
-    """Jobs not due, claimed before or without an attempt left are those of the calls so far."""
-    lives: defaultdict[str, Life] = defaultdict(Life)
-    counted = Hindrances(lives.__getitem__)
-    hindrances = []
-    for call in history.calls:
-        counted.see(call)
-        hindrances.append(counted.now())
-    for claim in history.of_kind("claim", "sweep"):
-        earlier = history.calls[: claim.index]
-        enqueued = [call for call in earlier if call.kind == "enqueue"]
-        attempts = Counter(job for c in earlier if c.kind == "claim" for job in c.ids)
-        ends = [call for call in earlier if call.kind == "complete" and call.answer == "accepted"]
-        done = {ref.job for call in ends for ref in call.refs}
-        left = [(job, call) for call in enqueued for job in call.ids if job not in done]
-        tried = [attempts[job] >= (call.bound or 0) for job, call in left if attempts[job]]
-        waiting = sum(call.began + call.delay > claim.ended for call in enqueued)
-        assert (waiting, tried.count(False), tried.count(True), 0) == hindrances[claim.index]
+    another worker's claim
+        w2 claims => 1
+    a recovery
+        recover => 1
+    a claim of its own worker
+        w1 claims => 0
+    a claim after it has run out
+        +31; w2 claims => 0
+    a claim during which it runs out
+        +29.5; begin w2 claims; +1; end w2 => 0
+    a claim after a heartbeat
+        +20; w1 beats 1; +20; w2 claims => 1
+    a claim after the job's completion
+        w1 completes 1; w2 claims => 0
+    a claim after a completion that came to nothing
+        w1 completes 1 -> error; w2 claims => 1
+    a claim after the worker's crash
+        w1 crashes; w2 claims => 0
+    """,
+    "enqueue 1; w1 claims 1; {}",
+)
+def test_whatever_could_have_taken_a_held_job_is_evidence(case: Case) -> None:
+    """Each claim and recovery of others counts that ran wholly while a job's lease was fresh."""
+    found = check(Told(case.story).history, declared()).evidence
+    assert [str(found["live-lease", "claims and recoveries during a fresh lease"])] == case.breaks
 
 
 def test_a_cleanup_keeps_what_has_ended_lately() -> None:

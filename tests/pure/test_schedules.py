@@ -12,8 +12,9 @@ from typing import cast
 import pytest
 
 from queueproof.history.calls import Call, History, Ref
-from queueproof.judge.checker import Violation, check
+from queueproof.judge.checker import check
 from queueproof.judge.spec import Declared
+from queueproof.judge.violations import Violation
 from queueproof.queues.model import Claim
 from queueproof.run.actors import Actor
 from queueproof.run.record import Choice, Run

@@ -9,7 +9,7 @@ from typing import Literal
 import pytest
 
 from queueproof.history.calls import Call, History
-from queueproof.judge.checker import Violation
+from queueproof.judge.violations import Violation
 from queueproof.probes.backoff import RetryWait, RetryWaits
 from queueproof.queues.model import Step
 from queueproof.queues.sqlfile import load_text

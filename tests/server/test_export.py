@@ -16,7 +16,8 @@ import pytest
 from queueproof.errors import QueueproofError, ServerError
 from queueproof.examine.work import runner_under
 from queueproof.history.calls import Call, History
-from queueproof.judge.checker import Violation, declare
+from queueproof.judge.checker import declare
+from queueproof.judge.violations import Violation
 from queueproof.postgres import Server
 from queueproof.postgres.local import find_embedded
 from queueproof.queues.model import Parameter, Result, Step, Value, Values

@@ -22,7 +22,8 @@ from queueproof.errors import OWN_SERVERS, QueueproofError
 from queueproof.examine.processes import MOST, UnableError, lab_here, processes
 from queueproof.guarantees.catalogue import CATALOGUE
 from queueproof.history.calls import History
-from queueproof.judge.checker import Violation, check, declare
+from queueproof.judge.checker import check, declare
+from queueproof.judge.violations import Violation
 from queueproof.machine import processors
 from queueproof.probes.probe import Tell, untold
 from queueproof.probes.probes import PROBES, Seen

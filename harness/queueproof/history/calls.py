@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import FrozenInstanceError, dataclass, field
 from typing import Literal, NamedTuple, TypeAlias
 
@@ -135,47 +134,6 @@ class _Returned(Call):
 
 def _end(call: Call) -> float:
     return float("inf") if call.returned is None else call.returned
-
-
-class Timeline:
-    """Calls by the moments at which they were open.
-
-    Args:
-        calls: In the order of invocation.
-    """
-
-    def __init__(self, calls: Iterable[Call] = ()) -> None:
-        self._calls: list[Call] = []
-        self._invoked: list[int] = []
-        self._latest_end: list[float] = []
-        for call in calls:
-            self.add(call)
-
-    def __len__(self) -> int:
-        return len(self._invoked)
-
-    def __getitem__(self, number: int) -> Call:
-        return self._calls[number]
-
-    def add(self, call: Call) -> None:
-        """Take in a call that was invoked after those before it."""
-        self._calls.append(call)
-        self._invoked.append(call.invoked)
-        self._latest_end.append(max([_end(call), *self._latest_end[-1:]]))
-
-    def overlapping(self, start: float, end: float) -> Iterator[Call]:
-        """The calls that were open at some moment between two, in the order of invocation.
-
-        The first one is found in logarithmic time, however many calls there are.
-
-        Args:
-            start: One moment, as calls count them.
-            end: The other.
-        """
-        first = bisect_right(self._latest_end, start)
-        for n in range(first, bisect_left(self._invoked, end)):
-            if _end(self._calls[n]) > start:
-                yield self._calls[n]
 
 
 class Contradiction(NamedTuple):

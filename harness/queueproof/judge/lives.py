@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right, insort
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from itertools import chain, takewhile
 from typing import NamedTuple
 
-from queueproof.history.calls import Answer, Call, CallKind, Ref, Timeline
+from queueproof.history.calls import Answer, Call, CallKind, Ref
 from queueproof.judge.spec import FOREVER, Act, ActKind
 from queueproof.queues.model import State
 
@@ -156,76 +155,6 @@ class Hindrance(NamedTuple):
         return ", ".join(f"{n} job{'s' if n > 1 else ''} {why}" for n, why in counted if n)
 
 
-class Hindrances:
-    """Counts the jobs that cannot run.
-
-    Args:
-        life: Of a job.
-
-    Attributes:
-        running: Jobs that are running, as far as anybody was told.
-    """
-
-    def __init__(self, life: Callable[[str], Life]) -> None:
-        self._life = life
-        self.running = 0
-        self._due: list[float] = []  # of delayed jobs, in order
-        self._elsewhere = 0
-        self._counts = {"held": 0, "spent": 0, "": 0}
-        self._last: Call | None = None
-
-    def see(self, call: Call) -> None:
-        """A call is invoked; the one before it has taken effect."""
-        if self._last is not None:
-            self._take_effect(self._last)
-        self._last = call
-
-    def now(self) -> Hindrance:
-        """What could not run when the last call was invoked."""
-        call = self._last
-        if call is None:
-            return Hindrance()
-        del self._due[: bisect_right(self._due, call.began)]  # no later call ends before this one
-        waiting = len(self._due) - bisect_right(self._due, call.ended)
-        return Hindrance(waiting, self._counts["held"], self._counts["spent"], self._elsewhere)
-
-    def _take_effect(self, call: Call) -> None:
-        match call.kind:
-            case "enqueue" if call.ids:
-                self._elsewhere += call.queue != "default"
-                if call.delay:
-                    insort(self._due, call.began + call.delay)
-                for job in call.ids:
-                    self._change(job, bound=call.bound or FOREVER)
-            case "claim":
-                for job in call.ids:
-                    self._change(job, claims=1)
-                    self._run(job, running=True)
-            case "complete" | "complete_many" | "fail":
-                for ref in call.refs:
-                    if _answer_for(call, ref) == "accepted":
-                        self._change(ref.job, done=call.kind != "fail")
-                        self._run(ref.job, running=False)
-            case "recover":
-                for job in call.ids:
-                    self._run(job, running=False)
-
-    def _run(self, job: str, *, running: bool) -> None:
-        life = self._life(job)
-        self.running += running - life.running
-        life.running = running
-
-    def _change(
-        self, job: str, *, bound: float | None = None, claims: int = 0, done: bool = False
-    ) -> None:
-        life = self._life(job)
-        self._counts[life.hindered] -= 1
-        life.bound = life.bound if bound is None else bound
-        life.claims += claims
-        life.done = life.done or done
-        self._counts[life.hindered] += 1
-
-
 class Lives(Watcher):
     """Gathers what the calls meant for each job.
 
@@ -259,10 +188,10 @@ class Lives(Watcher):
         self.cleaned = False
         self._lives: defaultdict[str, Life] = defaultdict(Life)
         self._outcome: Mapping[str, State] = {}
-        self._nameless = Timeline()
-        self._enqueues: list[int] = []  # which of the nameless are enqueues
+        self._nameless: list[Call] = []
         self._losers: set[str] = set()  # actors of some of the nameless
-        self._counted = Hindrances(self._lives.__getitem__)
+        self._due: list[float] = []  # when jobs are
+        self._elsewhere = 0  # jobs of other queues
         self._named = 0
         self._holds: defaultdict[str, dict[str, Call]] = defaultdict(dict)  # by actor, by job
         self._holders: defaultdict[str, set[str]] = defaultdict(set)  # of a job
@@ -276,7 +205,6 @@ class Lives(Watcher):
 
     def see(self, call: Call) -> None:
         """Note what a call meant for the jobs that it names, and for those its worker may hold."""
-        self._counted.see(call)
         self.last = call
         self.waited = self.waited or (bool(call.waits) and call.kind in UNHINDERED)
         self._look(call)
@@ -292,8 +220,8 @@ class Lives(Watcher):
                 self.cleaned = True
             case "sweep":
                 self._sweeps.append(Act(call, "sweep"))
-                self.hindrances[call.index] = self._counted.now()
-                self.running[call.index] = self._counted.running
+                self.hindrances[call.index] = self.hindered_now()
+                self.running[call.index] = sum(life.running for life in self._lives.values())
         if call.answer == "error":
             self.refused += any(self._has_been_lost(ref) for ref in call.refs)
         if call.answer not in {"retry", "error", "pending"}:
@@ -303,6 +231,30 @@ class Lives(Watcher):
                 if not life.number and entry.kind in {"enqueue", "claim"}:
                     self._named += 1
                     life.number = self._named
+        self._take_effect(call)
+
+    def _take_effect(self, call: Call) -> None:
+        """Note what a call changed, as far as anybody was told."""
+        if call.kind == "enqueue" and call.ids:
+            self._elsewhere += call.queue != "default"
+            self._due.append(call.began + call.delay)
+        for job in call.ids if call.kind in {"enqueue", "claim", "recover"} else ():
+            life = self._lives[job]
+            life.running = call.kind == "claim" or (call.kind == "enqueue" and life.running)
+            life.claims += call.kind == "claim"
+            if call.kind == "enqueue":
+                life.bound = call.bound or FOREVER
+        for ref in call.refs if call.kind in {"complete", "complete_many", "fail"} else ():
+            if answer_for(call, ref) == "accepted":
+                life = self._lives[ref.job]
+                life.done, life.running = life.done or call.kind != "fail", False
+
+    def hindered_now(self) -> Hindrance:
+        """What could not run when the last call was invoked; after that: what it left."""
+        assert self.last is not None
+        waiting = sum(due > self.last.ended for due in self._due)
+        why = Counter(life.hindered for life in self._lives.values())
+        return Hindrance(waiting, why["held"], why["spent"], self._elsewhere)
 
     def _has_been_lost(self, ref: Ref) -> bool:
         """Whether a job has been claimed since."""
@@ -315,10 +267,8 @@ class Lives(Watcher):
         if lost:
             self._losers.add(call.actor)
             self.lost = self.lost or call.kind != "enqueue"
-            if call.kind == "enqueue":
-                self._enqueues.append(len(self._nameless))
         if lost or (call.kind == "crash" and call.actor in self._losers):
-            self._nameless.add(call)
+            self._nameless.append(call)
         if call.kind == "crash":
             self._losers.discard(call.actor)
 
@@ -345,7 +295,7 @@ class Lives(Watcher):
                 for job in call.ids:
                     yield job, Entry(call, call.kind, call.answer)
             case "claim" if call.ids:
-                beside = any(self._counted.now())
+                beside = any(self.hindered_now())
                 for job in call.ids:
                     self._holds[call.actor][job] = call
                     self._holders[job].add(call.actor)
@@ -357,7 +307,7 @@ class Lives(Watcher):
                     for job in self._beside(call):
                         yield job, Entry(call, kind, named=False)
                 for ref in call.refs:
-                    answer = _answer_for(call, ref)
+                    answer = answer_for(call, ref)
                     held = self._holds[call.actor].get(ref.job)
                     if answer == "accepted" and held is not None and held.index == ref.call:
                         self._let_go(call.actor, ref.job)
@@ -382,7 +332,7 @@ class Lives(Watcher):
         named = {ref.job for ref in call.refs}
         own = {job: claim.index for job, claim in holds.items()}
         ended = (ref for ref in call.refs if own.get(ref.job) != ref.call)
-        if all(_answer_for(call, ref) == "rejected" for ref in ended):
+        if all(answer_for(call, ref) == "rejected" for ref in ended):
             return ()
         return tuple(job for job in holds if job not in named)
 
@@ -443,10 +393,6 @@ class Lives(Watcher):
         """The life of each job that any call named."""
         yield from self._lives.items()
 
-    def hindered_at_the_end(self) -> Hindrance:
-        """What could not run when the last call was invoked."""
-        return self._counted.now()
-
     def claimed_before(self, job: str, call: Call) -> bool:
         """Whether a claim that got a job had been invoked before a call.
 
@@ -484,10 +430,13 @@ class Lives(Watcher):
             and act.call.index > claimed
         ]
         last = FOREVER if later else max(act.call.returned or FOREVER for act in acts)
-        meanwhile = self._nameless.overlapping(
-            min((call.invoked for call in begins), default=0),
-            min((call.returned or FOREVER for call in ends), default=last),
-        )
+        start = min((call.invoked for call in begins), default=0)
+        end = min((call.returned or FOREVER for call in ends), default=last)
+        meanwhile = [
+            call
+            for call in self._nameless
+            if call.invoked < end and (call.returned or FOREVER) > start
+        ]
         # A claim without an answer is a sign of life for what its worker held, and may be more.
         known = {act.call.index for act in acts if act.kind != "sign"}
         others = [
@@ -499,9 +448,9 @@ class Lives(Watcher):
 
     def _makers(self, acts: Sequence[Act]) -> list[Call]:
         """The enqueues without an answer that may have made a job."""
-        enqueues = (self._nameless[n] for n in self._enqueues)
+        enqueues = [call for call in self._nameless if call.kind == "enqueue"]
         if any(act.kind == "enqueue" for act in acts):
-            return list(enqueues)  # one that was told the same id again
+            return enqueues  # one that was told the same id again
         return list(takewhile(lambda call: not over(acts[0].call, call), enqueues))
 
 
@@ -523,7 +472,13 @@ def over(call: Call, other: Call) -> bool:
     return (call.returned or FOREVER) < other.invoked
 
 
-def _answer_for(call: Call, ref: Ref) -> Answer:
+def answer_for(call: Call, ref: Ref) -> Answer:
+    """The answer that an operation gave for one of the claims that it names.
+
+    Args:
+        call: The operation; of a batch only some jobs may have been completed.
+        ref: The claim and the job.
+    """
     if call.kind != "complete_many" or call.answer != "accepted":
         return call.answer
     return "accepted" if ref.job in call.ids else "rejected"

@@ -11,7 +11,7 @@ from typing import Literal, TypeAlias, assert_never, cast
 
 from queueproof.guarantees.catalogue import CATALOGUE
 from queueproof.history.calls import Call, Ref
-from queueproof.judge.checker import Violation
+from queueproof.judge.violations import Violation
 from queueproof.probes.backlog import URGENT, Overlooked
 from queueproof.probes.backoff import RetryWait, RetryWaits
 from queueproof.probes.buffers import Slope

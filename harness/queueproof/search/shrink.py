@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import NamedTuple, TypeAlias
 
-from queueproof.judge.checker import Violation, check
+from queueproof.judge.checker import check
 from queueproof.judge.spec import Declared
+from queueproof.judge.violations import Violation
 from queueproof.run.record import Run
 from queueproof.run.runner import Runner
 from queueproof.schedule.actors import DRAINER

@@ -1,0 +1,588 @@
+"""The life of one job: an order of its calls that the specification allows, or where there is none.
+
+All orders that respect real time are followed at once, as a set of states, and the answer at which
+the set becomes empty is the violation (just-in-time linearization: G. Lowe, "Testing for
+linearizability", 2017; partitioned by key as in Porcupine).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from collections.abc import Set as AbstractSet
+from typing import NamedTuple
+
+from queueproof.history.calls import Call
+from queueproof.judge.lives import Life, Lives
+from queueproof.judge.spec import (
+    FINISHED,
+    FOREVER,
+    SHORT,
+    Act,
+    Breach,
+    Declared,
+    Job,
+    Phase,
+    step,
+)
+from queueproof.judge.violations import CheckResult, Violation
+from queueproof.queues.model import State
+from queueproof.schedule.moments import ROUNDED_UP
+
+_ENDING = frozenset({"complete", "fail", "heartbeat"})
+
+
+def check_lives(
+    declared: Declared, lives: Lives, findings: CheckResult
+) -> tuple[list[Violation], list[Violation], list[Violation]]:
+    """Follow each job, in the order in which they came.
+
+    Args:
+        declared: What the queue declares.
+        lives: What the calls meant for each job.
+        findings: Gets the evidence.
+
+    Returns:
+        Claims from another queue, cleanups that took too much, and violations in the life of jobs
+        with neither.
+    """
+    routing: list[Violation] = []
+    cleanup: list[Violation] = []
+    own: list[Violation] = []
+    for job, life in sorted(lives.each(), key=lambda one: (one[1].number, one[0])):
+        moved, removed = _check_routing(job, life), _check_cleanup(job, life, findings)
+        routing += moved
+        cleanup += removed
+        if life.number and not (moved or removed):
+            followed = _follow(declared, lives, job, life)
+            own += followed.violations
+            findings.evidence.update(followed.evidence)
+    if len(lives.queues) > 1:
+        findings.evidence["routing", "claims beside another queue's jobs"] += lives.claims
+    return routing, cleanup, own
+
+
+def _follow(declared: Declared, lives: Lives, job: str, life: Life) -> CheckResult:
+    acts = life.acts()
+    check = _JobCheck(declared, lives, job, life)
+    check.run(lives.certain(acts))
+    for later in (False, True):
+        # A call that was not answered may have met any job, and with many such calls the
+        # explanations are too many: only a life that has none without them is read with them.
+        if not check.explained and (more := lives.possible(acts, later=later)):
+            check = _JobCheck(declared, lives, job, life)
+            check.run(more)
+    return check.findings
+
+
+def _check_routing(job: str, life: Life) -> list[Violation]:
+    """A claim names the queue that it takes from."""
+    homes = [entry.call.queue for entry in life.entries if entry.kind == "enqueue"]
+    claims = {entry.call.index: entry.call for entry in life.entries if entry.kind == "claim"}
+    return [
+        Violation(
+            "routing",
+            f"{claim.actor} claimed from queue {claim.queue!r} and was given a job of "
+            f"queue {homes[-1]!r}",
+            job,
+            claim.index,
+        )
+        for claim in claims.values()
+        if homes and homes[-1] != claim.queue
+    ]
+
+
+def _check_cleanup(job: str, life: Life, findings: CheckResult) -> list[Violation]:
+    """A cleanup keeps what has not ended longer ago than its age (rule 15).
+
+    Judged between two looks that follow each other with nothing but the cleanup in between.
+    """
+    found = []
+    for looked_at, state, clean, kept in life.looks:
+        # What is repeated changes nothing (rule 6): the first answer to the last holder counts.
+        ended: dict[int, float] = {}
+        for entry in life.entries:
+            ends = entry.kind in {"complete", "fail"} and entry.answer == "accepted"
+            if ends and entry.holder is not None and entry.call.invoked < looked_at:
+                ended.setdefault(entry.holder, entry.call.began)
+        waits = state in {"queued", "running"}
+        since = max(ended.items(), default=(0, -FOREVER))[1]
+        young = clean.ended - since < clean.delay - ROUNDED_UP
+        if not waits and not young:
+            continue
+        if kept:
+            findings.evidence["no-lost-job", "finished jobs kept by a cleanup"] += 1
+            continue
+        what = f"was {state}" if waits else f"had {state} since"
+        age = f"{clean.delay:.0f} s"
+        because = f"a cleanup of jobs that ended more than {age} ago removed one that {what}"
+        found.append(Violation("no-lost-job", because, job, clean.index))
+    return found
+
+
+class _Config(NamedTuple):
+    """One explanation of what was seen so far: a state, and the open acts that took effect."""
+
+    job: Job
+    applied: frozenset[int]
+
+
+def _plainest_last(config: _Config) -> tuple[int, Phase]:
+    """Sorts first the explanation in which most has happened, last the plainest."""
+    return -config.job.claims, config.job.phase
+
+
+class _JobCheck:
+    """Follows one job through a history.
+
+    Attributes:
+        findings: The first violation in the job's life, or the evidence of a sound one.
+    """
+
+    def __init__(self, declared: Declared, lives: Lives, job: str, life: Life) -> None:
+        self.declared = declared
+        self.lives = lives
+        self.job = job
+        self.life = life
+        self.findings = CheckResult()
+        self.contradicted = False  # by an observation
+        self.starved: Violation | None = None  # if it is claimed later; otherwise it may be lost
+        self.seen: tuple[State | None, float] = None, 0.0  # its state as last shown, and since when
+
+    @property
+    def explained(self) -> bool:
+        """Whether the acts explain all that was answered and observed."""
+        return not self.findings.violations and not self.contradicted
+
+    def run(self, acts: Sequence[Act]) -> None:
+        """Find an order of the acts that the specification allows, or where there is none."""
+        enqueued = any(act.kind == "enqueue" for act in acts)
+        # A job that nobody enqueued was put there by the queue's own schema.
+        first = Job() if enqueued else Job(phase=Phase.QUEUED)
+        configs = [_Config(first, frozenset())]
+        events = sorted(
+            [(act.call.invoked, 0, n) for n, act in enumerate(acts)]
+            + [(act.call.returned, 1, n) for n, act in enumerate(acts) if act.call.returned]
+        )
+        open_acts: set[int] = set()
+        for _, is_return, n in events:
+            if not is_return:
+                open_acts.add(n)
+                continue
+            act = acts[n]
+            if act.kind in {"jobs", "sweep"}:
+                configs, _ = self._explore(configs, acts, open_acts - {n})
+            self._note(act, configs)
+            if act.kind in {"claim", "recover"}:  # what was seen before says nothing of its wait
+                self.seen = None, act.call.ended
+            if act.kind == "jobs":
+                if act.seen != self.seen[0]:
+                    self.seen = act.seen, act.call.began
+                agreeing = _agreeing(configs, act)
+                self.contradicted = self.contradicted or not agreeing
+                configs = agreeing or configs
+                open_acts.discard(n)
+                continue
+            if act.kind == "sweep":
+                self.starved = self.starved or self._starved(act, configs)
+                if violation := self._stranded(act, configs):
+                    self.findings.violations.append(violation)
+                    return
+                open_acts.discard(n)
+                continue
+            reached, breach = self._explore(configs, acts, open_acts, n)
+            if not reached:
+                because = breach or Breach("single-claim", "no order of the calls explains this")
+                refused = act.answer == "rejected" and because.guarantee == "live-lease"
+                raced = self._raced(configs, acts, open_acts) if refused else None
+                because, call = raced or (because, act.call)
+                late = _late_beside(acts, configs[0].job.last)
+                if late and because.guarantee in {"single-claim", "live-lease", "backoff"}:
+                    because = because._replace(doubts=("fencing", *because.doubts))
+                if refused and not raced and self._is_gone(acts[n:]):
+                    because = because._replace(
+                        guarantee="no-lost-job", because=f"{because.because}: it is gone"
+                    )
+                claimed = act.kind == "claim" and because.guarantee != "single-claim"
+                if claimed and _has_a_rival(acts, act):
+                    because = because._replace(follows="single-claim")
+                elif because.guarantee != "not-early" and _is_half_enqueued(acts, act):
+                    because = because._replace(follows="not-early")
+                self._violate(because, call)
+                return
+            open_acts.discard(n)
+            configs = reached
+        configs, _ = self._explore(configs, acts, open_acts)
+        self._finish(configs, acts)
+
+    def _is_gone(self, acts: Sequence[Act]) -> bool:
+        """Nobody gets the job any more and `jobs` does not list it: rule 15 calls it lost."""
+        looked = self.declared.observable and self.lives.observed and not self.lives.cleaned
+        claimed = any(act.kind == "claim" and act.answer == "accepted" for act in acts)
+        return looked and not claimed and self.lives.outcome(self.job) is None
+
+    def _explore(
+        self,
+        configs: list[_Config],
+        acts: Sequence[Act],
+        open_acts: set[int],
+        target: int | None = None,
+    ) -> tuple[list[_Config], Breach | None]:
+        """All explanations in which `target` has taken effect, or why there is none.
+
+        Without a target: all that the open acts allow.
+        """
+        if not open_acts:
+            return configs, None
+        (only, *others) = configs
+        if target is not None and open_acts == {target} and not (others or only.applied):
+            # Nothing else can have come first: what follows would do the same, more slowly.
+            outcome = step(self.declared, only.job, acts[target])
+            if isinstance(outcome, Breach):
+                return [], outcome
+            return sorted((_Config(job, frozenset()) for job in outcome), key=_plainest_last), None
+        reached: list[_Config] = []
+        found = dict.fromkeys(configs)
+        frontier = list(configs)
+        breach: Breach | None = None
+        while frontier:
+            config = frontier.pop()
+            if target in config.applied:
+                reached.append(_Config(config.job, config.applied - {target}))
+                continue
+            for n in sorted(open_acts - config.applied):
+                if not _after_whom_it_waited_for(acts, n, open_acts - config.applied):
+                    continue
+                outcome = step(self.declared, config.job, acts[n])
+                if isinstance(outcome, Breach):
+                    if n == target and (breach is None or outcome is config.job.unsure):
+                        breach = outcome  # of an operation that may have been late: it was
+                    continue
+                for job in outcome:
+                    following = _Config(job, config.applied | {n})
+                    if following not in found:
+                        found[following] = None
+                        frontier.append(following)
+        return sorted(found if target is None else reached, key=_plainest_last), breach
+
+    def _raced(
+        self, configs: list[_Config], acts: Sequence[Act], open_acts: set[int]
+    ) -> tuple[Breach, Call] | None:
+        """The open claim that got the job at the same time as its holder.
+
+        That the holder is refused may be seen before that answer: it is one violation.
+        """
+        claims = [acts[n] for n in sorted(open_acts) if acts[n].kind == "claim"]
+        for act in claims:
+            for config in configs if act.answer == "accepted" else ():
+                outcome = step(self.declared, config.job, act)
+                if isinstance(outcome, Breach) and outcome.guarantee == "single-claim":
+                    return outcome, act.call
+        return None
+
+    def _violate(self, breach: Breach, call: Call) -> None:
+        violation = Violation(**breach._asdict(), job=self.job, call=call.index)
+        self.findings.violations.append(violation)
+
+    def _starved(self, act: Act, configs: list[_Config]) -> Violation | None:
+        """A job was free during a whole sweep and not taken, beside jobs that cannot run."""
+        if not any(entry.kind == "enqueue" for entry in self.life.entries):
+            return None  # only the queue knows when it is due
+        ready = all(
+            job.phase == Phase.QUEUED and job.claims == 0 and self._due_by(job) < act.call.began
+            for job, _ in configs
+        )
+        hindrance = self.lives.hindrances[act.call.index]
+        cap = self.declared.cap
+        full = cap is not None and self.lives.running[act.call.index] >= cap
+        if not ready or full or not any(hindrance):
+            return None
+        because = f"a job that was due could not be claimed beside {hindrance}"
+        return Violation("no-starvation", because, self.job, act.call.index)
+
+    def _due_by(self, job: Job) -> float:
+        """The moment from which the job is certainly ready: its enqueue was over by its answer.
+
+        A delay may be kept in whole minutes: what comes late waits for nobody else.
+        """
+        calls = [entry.call for entry in self.life.entries if entry.kind == "enqueue"]
+        late = ROUNDED_UP if any(call.delay for call in calls) else SHORT
+        return max([job.due, *(call.ended + call.delay for call in calls)]) + late
+
+    def _stranded(self, act: Act, configs: list[_Config]) -> Violation | None:
+        """A crashed worker's lease has run out, the queue was swept, and its job is not back."""
+        seen, since = self.seen
+        for job, _ in configs:
+            end = job.stale_after + self.declared.late
+            over = job.phase == Phase.RUNNING and (self.declared.tied or end < act.call.began)
+            back = job.phase == Phase.QUEUED and job.released
+            # Where no bound is promised it may have ended, unless it is seen to wait.
+            spent = job.exhausted and not (job.bound is None and seen == "queued")
+            if not job.crashed or not (over or back) or spent:
+                return None
+        if self.lives.outcome(self.job) == "failed":
+            return None  # it has ended, which is `retry-given`
+        if not self.declared.lease and not self.declared.tied:
+            return None
+        job = configs[0].job
+        if seen == "failed" and self.declared.stale_fails:
+            return None
+        # Taken back, it may have to wait as a failed one does (rule 14), as long as its SQL says.
+        waits = seen == "queued" or job.phase == Phase.QUEUED
+        if waits and act.call.began < since + self.declared.longest:
+            return None
+        unseen = self.declared.waits and not self.declared.observable
+        if unseen and act.call.began < job.stale_after + self.declared.longest:
+            return None
+        if self.declared.at_least_once and job.unsure is not None:
+            return Violation(job.unsure.guarantee, job.unsure.because, self.job, act.call.index)
+        holder = configs[0].job.holder
+        who = holder.actor if holder else "its worker"
+        lapsed = " with its connection" if self.declared.tied else ", its lease has run out"
+        return Violation(
+            "stale-recovery",
+            f"{who} crashed{lapsed}, and the job could not be claimed again",
+            self.job,
+            act.call.index,
+        )
+
+    def _finish(self, configs: list[_Config], acts: Sequence[Act]) -> None:
+        claimed = any(act.kind == "claim" and act.answer == "accepted" for act in acts)
+        if self.starved and claimed:
+            self.findings.violations.append(self.starved)
+            return
+        self.findings.evidence["no-lost-job", "jobs followed to their end"] += 1
+        for job, _ in configs:
+            if job.bound is not None and job.claims == job.bound:
+                self.findings.evidence["retry-bound", "jobs attempted as often as allowed"] += 1
+                self.findings.evidence["retry-given", "jobs tried as often as allowed"] += 1
+                break
+        if self.lives.observed or not self.declared.observable:
+            self._account(configs, acts)
+
+    def _account(self, configs: list[_Config], acts: Sequence[Act]) -> None:
+        """After the drain every acknowledged job must have ended, completed or failed."""
+        seen = self.lives.outcome(self.job)
+        ended = [job for job, _ in configs if self._ended(job, seen)]
+        fails = self.declared.stale_fails
+        lost = any(fails and (job.crashed or job.released) for job in ended)
+        if lost or any(job.phase != Phase.FAILED or job.exhausted for job in ended):
+            if fails and seen == "failed" and configs[0].job.crashed:
+                what = "jobs of crashed workers that ended failed"
+                self.findings.evidence["stale-recovery", what] += 1
+            return
+        last = self.lives.last
+        assert last is not None
+        where = f"`jobs` shows it as {seen}" if seen else "it is gone"
+        late = configs[0].job.unsure if self.declared.at_least_once else None
+        if late is not None:
+            self._violate(late, last)
+            return
+        decided = _decided(configs)
+        if decided is not None and (seen in FINISHED or (seen and _acted_on(acts, decided))):
+            self._violate(Breach("final-state", f"the job had {decided}, and {where}"), last)
+            return
+        if decided == Phase.COMPLETED:
+            because = f"its completion was accepted, and {where} for ever"
+            self._violate(Breach("no-lost-job", because), last)
+            return
+        job = (ended or [config.job for config in configs])[0]
+        if job.claims and (ended or seen == "failed"):
+            if (breach := self._too_early(job, seen)) is not None:
+                self._violate(breach, last)
+            return
+        if not self.declared.observable:
+            where = "no claim returns it"
+        if seen is None and self.declared.retries and any(one.failed_unheard for one, _ in configs):
+            because = f"its fail was not answered, attempts were left, and {where}"
+            self._violate(Breach("no-lost-job", because), last)
+            return
+        if unlisted := [one for one, _ in configs if self._is_unlisted(one, seen)]:
+            kind, phase = unlisted[0].end_unheard, unlisted[0].phase
+            end = "last fail" if kind == "fail" else kind
+            because = f"its {end} was not answered, other {phase} jobs are listed, and {where}"
+            self._violate(Breach("no-lost-job", because), last)
+            return
+        held = [one for one, _ in configs if one.phase == Phase.RUNNING]
+        if any(self._is_kept(one, last) for one in held):
+            return
+        over = any(self._is_over(one, seen, last) for one in held)
+        if over or self.lives.lost or any(one.crashed or one.released for one, _ in configs):
+            unheard = any(job.phase == Phase.COMPLETED for job, _ in configs)
+            what = "nobody was told whether the job was completed"
+            what = what if unheard else "a worker lost the job"
+            because = f"{what}, and it never came back: {where}"
+            self._violate(Breach("stale-recovery", because), last)
+            return
+        if self.starved and any(self.lives.hindered_now()):
+            self.findings.violations.append(self.starved)
+            return
+        if (unsure := configs[-1].job.unsure) is not None:
+            self._violate(unsure, last)
+            return
+        self._violate(
+            Breach("no-lost-job", f"the job neither ended nor can be claimed: {where}"), last
+        )
+
+    def _too_early(self, job: Job, seen: State | None) -> Breach | None:
+        """A job that failed and had attempts left has ended; None where nobody knows of what."""
+        tried = f"{job.claims} of {job.bound} attempts"
+        if seen is not None or not self.lives.cleaned:
+            return Breach("retry-given", f"the job failed for good after {tried}")
+        if not self.declared.retries:
+            return None  # its fail may have ended it, or a cleanup: runs with one of both tell
+        because = f"a cleanup took a job that had failed after {tried}"
+        return Breach("no-lost-job", because, follows="retry-given")
+
+    def _is_kept(self, job: Job, last: Call) -> bool:
+        """A live worker has it, which nothing lets complete it, and has not had it for years."""
+        if self.declared.completes or job.holder is None or job.crashed:
+            return False
+        return last.began - job.holder.began <= self.declared.longest
+
+    def _is_over(self, job: Job, seen: State | None, last: Call) -> bool:
+        """Nobody has it any more, whether its worker has died, is slow, or cannot complete it."""
+        running = seen == "running" or not self.declared.observable
+        return not self.declared.completes or (running and job.fresh_until < last.began)
+
+    def _ended(self, job: Job, seen: State | None) -> bool:
+        if job.phase == Phase.COMPLETED:
+            ended = seen in {None, "completed"} and not self._is_unlisted(job, seen)
+            return self.declared.at_most_once or ended
+        if job.phase == Phase.ABSENT:
+            return seen not in {"queued", "running"}
+        if self.declared.stale_fails and job.crashed and seen in {None, "failed"}:
+            listed = seen is not None or not self.declared.observable
+            return listed or job.phase == Phase.FAILED  # and a cleanup may have taken it since
+        if not self.declared.observable:
+            return job.phase == Phase.FAILED or (
+                job.exhausted and (job.claims > 1 or job.bound is not None)
+            )
+        if seen == "failed":
+            return job.phase == Phase.FAILED or job.exhausted
+        if self.declared.takes_over and job.exhausted and self.lives.cleaned:
+            return True  # a claim may have ended it (rule 28), and a cleanup have taken it then
+        if self.declared.retries and job.failed_unheard:
+            return False  # done or not, a fail of this attempt leaves a job to be run again
+        return seen is None and job.phase == Phase.FAILED and not self._is_unlisted(job, seen)
+
+    def _is_unlisted(self, job: Job, seen: State | None) -> bool:
+        """Tell whether a job is gone that would be listed if its end had been done.
+
+        One that ended by the same operation before it is listed, and that was answered (rule 15).
+        """
+        kind = job.end_unheard
+        return bool(seen is None and kind and job.last and self.lives.keeps(kind, job.last))
+
+    def _note(self, act: Act, configs: list[_Config]) -> None:
+        """Count what makes a pass worth something: the moments at which it could have failed."""
+        job = configs[0].job
+        note = self._tested(job, act)
+        if note:
+            self.findings.evidence[note] += 1
+
+    def _tested(self, job: Job, act: Act) -> tuple[str, str] | None:
+        """Which guarantee an act puts to the test, given the state that it meets."""
+        call = act.call
+        match act.kind:
+            case "claim" if job.phase == Phase.RUNNING or job.released:
+                if job.crashed:
+                    return "stale-recovery", "jobs of crashed workers claimed again"
+            case "claim" if (
+                act.answer == "accepted"
+                and job.claims == 0
+                and any(e.beside for e in self.life.entries if e.call.index == call.index)
+            ):
+                return "no-starvation", "jobs claimed beside others that could not run"
+            case "claim" if act.answer == "accepted" and job.rests_until:
+                return "backoff", "failed jobs claimed again after their wait"
+            case "complete" | "fail" | "heartbeat" if act.holder and act.answer == "rejected":
+                ended = job.phase in FINISHED and job.holder is not act.holder
+                if job.last is not act.holder or ended:
+                    return "fencing", "operations with a lost claim refused"
+            case "complete" | "fail" | "heartbeat" if act.holder and self.declared.at_least_once:
+                if job.last is not act.holder:
+                    return "fencing", "late operations of which nothing came"
+            case "recover" if self.declared.stale_fails and job.crashed:
+                return "stale-recovery", "jobs of crashed workers that ended failed"
+            case "sweep":
+                if job.phase in FINISHED:
+                    return "final-state", "sweeps over a finished job"
+                if job.phase == Phase.QUEUED and job.claims == 0 and call.ended < job.due:
+                    return "not-early", "sweeps over a job before its time"
+        return None
+
+
+def _after_whom_it_waited_for(acts: Sequence[Act], n: int, left: AbstractSet[int]) -> bool:
+    """Whether an act does not come before a claim that it had to wait for, and that is left.
+
+    It goes on once that claim has committed: what it does to the job is done after it.
+    """
+    if acts[n].kind not in _ENDING:
+        return True
+    waited = {wait.call for wait in acts[n].call.waits}
+    return not any(acts[m].kind == "claim" and acts[m].call.index in waited for m in left - {n})
+
+
+def _has_a_rival(acts: Sequence[Act], claim: Act) -> bool:
+    """Whether another claim got the job while this one was under way, as it turned out."""
+    return any(
+        act is not claim
+        and act.kind == "claim"
+        and act.answer == "accepted"
+        and act.call.overlaps(claim.call)
+        for act in acts
+    )
+
+
+def _is_half_enqueued(acts: Sequence[Act], late: Act) -> bool:
+    """True when an earlier claim got the job beside its enqueue, which may have undone much."""
+    enqueues = [act.call for act in acts if act.kind == "enqueue"]
+    claims = (act.call for act in acts if act.kind == "claim" and act is not late)
+    return any(claim.overlaps(enqueue) for claim in claims for enqueue in enqueues)
+
+
+def _late_beside(acts: Sequence[Act], last: Call | None) -> bool:
+    """An operation with an older claim was accepted while a job's last claim was made.
+
+    It may have been done after that, and have given away what it no longer had.
+    """
+    return last is not None and any(
+        act.kind in _ENDING
+        and act.answer != "rejected"
+        and act.holder is not last
+        and act.call.overlaps(last)
+        for act in acts
+    )
+
+
+def _acted_on(acts: Sequence[Act], decided: Phase) -> bool:
+    """Whether somebody acted on a job, and was not refused, once its end had been accepted."""
+    kind = "complete" if decided == Phase.COMPLETED else "fail"
+    ends = [act.call.returned or 0 for act in acts if act.kind == kind and act.answer == "accepted"]
+    # Of several failures the last attempt's decides.
+    end = (min if decided == Phase.COMPLETED else max)(ends, default=FOREVER)
+    later = (act for act in acts if act.call.invoked > end and act.named)
+    return any(act.kind in _ENDING and act.answer in {"accepted", "unknown"} for act in later)
+
+
+def _decided(configs: list[_Config]) -> Phase | None:
+    """The final state that a job has certainly reached; None where it has not."""
+    phases = {job.phase for job, _ in configs}
+    if phases == {Phase.COMPLETED}:
+        return Phase.COMPLETED
+    spent = all(job.failed_once and job.bound is not None and job.exhausted for job, _ in configs)
+    return Phase.FAILED if spent and phases <= {Phase.QUEUED, Phase.FAILED} else None
+
+
+def _agreeing(configs: list[_Config], act: Act) -> list[_Config]:
+    """The explanations that agree with an observation."""
+
+    def agrees(job: Job) -> bool:
+        if act.seen in {"failed", "completed"}:
+            # What runs for the last time, or beyond its lease, may be called failed (rule 35).
+            spent = job.exhausted or job.stale_after <= act.call.began
+            runs = act.seen == "failed" and job.phase == Phase.RUNNING and spent
+            return runs or job.phase == act.seen
+        return job.phase not in FINISHED
+
+    return [config for config in configs if agrees(config.job)]
