@@ -660,6 +660,8 @@ def test_what_a_heartbeat_extends(case: Case) -> None:
         +31; w3 claims; w1 crashes; w1 beats 1; w2 claims 2 => holds
     a late heartbeat brings back nothing that was recovered
         +31; w3 claims; recover 1; w1 beats 1; w2 claims 2 => holds
+    a late completion that is refused ends nothing of whoever has the job now
+        +31; w3 claims 1; w1 completes 1 -> rejected; w2 claims 2 => concurrency-limit
     a late heartbeat brings back nothing that another has claimed
         +31; w3 claims; w4 runs 1; w1 beats 1; w2 claims 2 => holds
     """,
@@ -701,6 +703,8 @@ def test_an_error_that_nobody_else_has_caused_is_a_refusal(asked: str) -> None:
         {0}; +31; recover 1; w2 runs 1; w1 completes 1 -> {1} => holds
     the job had ended
         {0}; w1 completes 1; w1 completes 1 -> {1} => holds
+    a claim that was never answered may have taken it
+        {0}; w2 claims -> unknown; w1 completes 1 -> {1} => holds
     another worker began
         {0}; w2 starts; w1 completes 1 -> {1} => holds
     the error is the server's own

@@ -84,11 +84,8 @@ class Holds(Watcher):
         """A claim has got jobs, or a heartbeat has extended what its worker holds."""
         end = call.began + self._lease  # at the earliest with the request for it
         if call.kind == "claim":
-            lapsed = {one.ref for one in self._held.values() if one.end <= call.ended}
-            self._drop(lambda one: one in lapsed and one.job in call.ids)
-            for job in call.ids:
-                ref = Ref(call.index, job)
-                self._held[ref] = Hold(ref, call.actor, end)
+            refs = [Ref(call.index, job) for job in call.ids]
+            self._held |= {ref: Hold(ref, call.actor, end) for ref in refs}
         elif call.kind == "heartbeat" and call.answer == "accepted":
             for ref in self.named(call):
                 if (one := self._held.get(ref)) is not None:
