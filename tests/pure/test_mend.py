@@ -27,6 +27,7 @@ from queueproof.queues.model import Queue
 from queueproof.queues.sqlfile import SqlFileQueue, load
 from queueproof.report.card import Card, Judgement
 from queueproof.report.story import Account, Part
+from queueproof.report.text import with_code
 from tests.fix_places import BROKEN, REFERENCE, SKIP_LOCKED
 from tests.fix_queues import FREE, queue_file
 
@@ -300,8 +301,9 @@ def test_a_change_behind_the_last_line_is_told() -> None:
     before = "-- name: fail(id)\nUPDATE jobs SET x = 1 WHERE id = :id;"
     after = before.replace("\nUPDATE", "\nBEGIN;\nUPDATE") + "\nCOMMIT;\n"
     told = said(before, Fix("fail: BEGIN and COMMIT", "fail", after, 2, last=False), "q.sql")
-    begins = "Write `BEGIN;` after `-- name: fail(id)` (q.sql:1), and write `COMMIT;`"
-    assert told.startswith(begins)
+    assert told.startswith("fail: BEGIN and COMMIT (q.sql:1):\n\n")
+    shown = [" -- name: fail(id)", "+BEGIN;", " UPDATE jobs SET x = 1 WHERE id = :id;", "+COMMIT;"]
+    assert with_code(told)[1].splitlines() == shown
 
 
 LISTED = """

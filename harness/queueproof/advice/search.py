@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import heapq
 import os
-import re
 from collections import Counter
 from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -56,8 +55,7 @@ BRANCHES = 6  # candidates of a kind that are changed further
 SMALLER = 4  # forms that replace less, tried once one is found
 SURE = 3  # times that a story must not happen with the form that is told
 KEEPING = 3  # forms with which no story happens that are asked for the whole guarantee
-HUNKS = 3  # places that are told as they are to be written
-SHORT = 3  # lines that are told as they are to be written
+SHORT = 12  # lines of a change that are shown
 STORY = 60  # schedules of a story's program that must not tell it any more
 AGAIN = 4  # checks by everything
 AT_ONCE = 2  # candidates that are examined beside each other; the first that is sound is taken
@@ -260,34 +258,26 @@ def _replaced(text: str, fix: Fix) -> int:
 
 
 def said(before: str, fix: Fix, name: str) -> str:
-    """A form in words: which lines to write, or what it does where that is longer.
+    """A form in words, and the lines to take out and to write where they are few.
 
     Args:
         before: The file's text.
         fix: The form.
-        name: Of the file; empty where the text is not all in it: then the block is named.
+        name: Of the file; empty where the text is not all in it: `what` names the block.
     """
     old, new = before.splitlines(), fix.text.splitlines()
-    changes = [one for one in SequenceMatcher(None, old, new).get_opcodes() if one[0] != "equal"]
-    # What a block takes stands above its statement, and is told after it.
-    changes.sort(key=lambda one: any(line.startswith("-- name:") for line in old[one[1] : one[2]]))
-    told = []
-    for _, at, upto, begin, end in changes:
-        instead, written = (" ".join(map(_bare, one)) for one in (old[at:upto], new[begin:end]))
-        what = f"write `{written}`" if written else f"leave `{instead}` out"
-        if written and instead:
-            what += f" instead of `{instead}`"
-        what += "" if instead else f" after `{_bare(old[at - 1])}`"
-        told.append(what + (f" ({name}:{at + bool(instead)})" if name else ""))
-    if len(changes) > HUNKS or any(max(b - a, d - c) > SHORT for _, a, b, c, d in changes):
-        told = [fix.what + (f" ({name}:{changes[0][1] + 1})" if name else "")]
-    what = ", and ".join(told) + ("" if name else f" (in {fix.block})")
-    return f"{what[:1].upper()}{what[1:]}. With that the story does not happen."
-
-
-def _bare(line: str) -> str:
-    """A line without what is a comment to its right."""
-    return re.sub(r"(?<=\S)\s+--.*", "", line).strip()
+    lines: list[str] = []
+    first = 0
+    for tag, at, upto, begin, end in SequenceMatcher(None, old, new).get_opcodes():
+        if tag == "equal":
+            continue
+        first = first or at + (upto > at)
+        lines += [f" {line}" for line in old[at - 1 : at] if upto == at]
+        lines += [f"-{line}" for line in old[at:upto]] + [f"+{line}" for line in new[begin:end]]
+    what = fix.what + (f" ({name}:{first})" if name else "")
+    few = len(lines) <= SHORT
+    shown = "\n".join([":", "", "```diff", *lines, "```", "", ""]) if few else ". "
+    return f"{what}{shown}With that this story does not happen. `queueproof mend` checks the rest."
 
 
 def ranked(draft: Draft, guarantee: str, blocks: Collection[str]) -> list[tuple[Fix, bool]]:

@@ -16,7 +16,7 @@ from rich.text import Text
 from queueproof.errors import Aside
 from queueproof.guarantees.catalogue import CATALOGUE
 from queueproof.report.card import WORST_FIRST, Card, Judgement, Mended, MutantJudgement
-from queueproof.report.text import WIDTH, Legend, counted, remedy, to_text
+from queueproof.report.text import WIDTH, Legend, counted, remedy, to_text, with_code
 
 STYLES = {
     "holds": "green",
@@ -26,7 +26,6 @@ STYLES = {
     "not-offered": "dim",
 }
 _FIRST_SENTENCE = re.compile(r"\. (?=[A-Z])")
-_INSTEAD = re.compile(r" instead of `[^`]*`")
 _NOT_KILLED = {"equivalent": "equivalent", "unjudged": "not judged", "survived": "survived"}
 
 
@@ -85,7 +84,8 @@ def print_card(out: Output, card: Card, aside: Aside = nullcontext) -> None:
         print_story(out, text)
         if story == judgement.stories[-1]:
             mend = judgement.remedy or remedy(judgement.id, judgement.told)
-            out.prose(f"\nHow to mend it: {mend}")
+            for n, piece in enumerate(with_code(f"\nHow to mend it: {mend}")):
+                out.say(f"\n{piece}\n") if n % 2 else out.prose(piece)
     out.say()
 
 
@@ -106,7 +106,7 @@ def print_breaks(out: Output, card: Card, replay: str, *, named: bool, mend: str
     for name, (judgement, story) in breaks.items():
         where = f"{story.place.file}:{story.place.line}" if story.place else card.queue
         safe = judgement.remedy or remedy(judgement.id, judgement.told)
-        first = _INSTEAD.sub("", _FIRST_SENTENCE.split(safe)[0])
+        first = _FIRST_SENTENCE.split(with_code(safe)[0])[0]
         rows.append((where, name, story.reason, first))
     if out.is_terminal:
         short = [(where.rpartition("/")[2], *told) for where, *told in rows]

@@ -155,6 +155,15 @@ def why(told: Told) -> str:
     return guarantee.whys.get(alone, guarantee.whys.get(told.cause, guarantee.why))
 
 
+def with_code(remedy: str) -> list[str]:
+    """A remedy in pieces: prose, the lines of a change, prose, and so on.
+
+    Args:
+        remedy: Of a card.
+    """
+    return re.split(r"\n\n```diff\n(.*?)\n```\n\n", remedy, flags=re.DOTALL)
+
+
 def remedy(name: str, told: Told | None, offers: Collection[str] | None = None) -> str:
     """How a guarantee is kept, as far as the story and the queue tell what breaks it.
 
