@@ -276,7 +276,7 @@ def said(before: str, fix: Fix, name: str) -> str:
         lines += [f"-{line}" for line in old[at:upto]] + [f"+{line}" for line in new[begin:end]]
     what = fix.what + (f" ({name}:{first})" if name else "")
     few = len(lines) <= SHORT
-    shown = "\n".join([":", "", "```diff", *lines, "```", "", ""]) if few else ". "
+    shown = "\n".join([".", "", "```diff", *lines, "```", "", ""]) if few else ". "
     return f"{what}{shown}With that this story does not happen. `queueproof mend` checks the rest."
 
 
