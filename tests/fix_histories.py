@@ -212,3 +212,14 @@ def cases(table: str, around: str = "{}") -> pytest.MarkDecorator:
         rows.append(pytest.param(Case(around.format(story), breaks, facts), id=title))
     assert len(rows) == len(re.findall(r"^ {4}\S", table, re.MULTILINE))
     return pytest.mark.parametrize("case", rows)
+
+
+def titled(table: str) -> list[pytest.ParameterSet]:
+    """The rows of a table for `parametrize`: what one shows, and below it texts, `one => other`.
+
+    Lines that are indented further go on with the one above.
+    """
+    rows = re.findall(r"^ {4}(\S.*)\n((?: {8}.*\n)+)", table, re.MULTILINE)
+    assert len(rows) == len(re.findall(r"^ {4}\S", table, re.MULTILINE))
+    texts = [[part.strip() for part in " ".join(text.split()).split("=>")] for _, text in rows]
+    return [pytest.param(*row, id=title) for (title, _), row in zip(rows, texts, strict=True)]
