@@ -298,18 +298,14 @@ def test_nothing_is_left_behind_when_the_run_is_killed(
         os.kill(pid, 0)
 
 
-def test_a_pgbouncer_that_dies_says_why(database: str) -> None:
-    """What it wrote before it died is the message: here env, which cannot run the configuration."""
+def test_a_pgbouncer_that_dies_says_why(
+    lab_of: LabOf, database: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What it wrote is the message (here env, which cannot run the configuration), no verdict."""
     env, told = Path("/usr/bin/env"), "could not be started: .*Permission denied"
     with pytest.raises(ServerUnavailableError, match=told), open_pooler(database, env):
         pass
-
-
-def test_a_pgbouncer_that_does_not_start_is_no_verdict(
-    lab_of: LabOf, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The guarantee is then inconclusive, with what PgBouncer wrote."""
-    monkeypatch.setattr("queueproof.probes.pooling.find_pgbouncer", lambda: Path("/usr/bin/env"))
+    monkeypatch.setattr("queueproof.probes.pooling.find_pgbouncer", lambda: env)
     lab = lab_of(queue())
     assert "Permission denied" in PROBES["pooler-safe"].watch(lab, offered(lab), 0, untold).unable
 

@@ -52,18 +52,12 @@ def test_on_a_server_of_ours_a_queue_is_no_superuser(own: Server, statement: str
         pass
 
 
-def test_a_queue_owns_its_database(own: Server) -> None:
-    """It may make schemas, functions, roles and extensions that are trusted."""
+def test_a_queue_owns_its_database(own: Server, trusting: Server) -> None:
+    """It may make schemas, functions, roles and trusted extensions; with --trust, everything."""
     allowed = "CREATE SCHEMA more; CREATE ROLE clerk; GRANT SELECT ON jobs TO clerk;"
-    with open_lab(load_text(after_its_tables(allowed), "q.sql"), own) as lab:
-        assert not calibrate(lab).held
-
-
-def test_a_trusted_queue_is_a_superuser_on_a_server_of_ours() -> None:
-    """With --trust its SQL may do everything there."""
-    queue = load_text(after_its_tables(NEEDS["a program"]), "q.sql")
-    with open_server("embedded", trust=True) as server, open_lab(queue, server) as lab:
-        assert not calibrate(lab).held
+    for statement, server in ((allowed, own), (NEEDS["a program"], trusting)):
+        with open_lab(load_text(after_its_tables(statement), "q.sql"), server) as lab:
+            assert not calibrate(lab).held
 
 
 @pytest.fixture

@@ -20,9 +20,9 @@ from queueproof.queues.model import Queue, Step
 from queueproof.queues.resolve import resolve
 from queueproof.queues.sqlfile import load_text
 from queueproof.queues.worker import from_command
-from queueproof.run.session import LibpqSession, drive, execute
+from queueproof.run.session import drive, execute
 from queueproof.run.workers import ClientLab
-from queueproof.schedule.conditions import Conditions
+from queueproof.schedule.conditions import PLAIN, Conditions
 from tests.fix_labs import LabOf
 from tests.fix_places import SKIP_LOCKED
 from tests.fix_programs import PATIENCE, Begin, ends, finished, frozen
@@ -130,14 +130,13 @@ def test_somebody_holds_a_lock_between_two_runs(
     lab._control.run(f"SET lock_timeout = '{waits.LOCK:g}s'")
     with psycopg.connect(lab.conninfo) as stranger:
         stranger.execute("LOCK TABLE jobs")
-        with pytest.raises(
-            QueueError,
-            match=rf"waited 0.1 s for a lock .*: backend {stranger.info.backend_pid} has one on "
-            r"public.jobs \(idle in transaction, last statement: LOCK TABLE jobs\)",
-        ):
-            lab.reset()
-        with pytest.raises(QueueError, match=r"waited 0\.1 s for a lock"):
-            lab.reset(Conditions(gate="row"))
+        told = (
+            rf"waited 0\.1 s for a lock .*: backend {stranger.info.backend_pid} has one on public"
+        )
+        last = r"\.jobs \(idle in transaction, last statement: LOCK TABLE jobs\)"
+        for conditions in (PLAIN, Conditions(gate="row")):
+            with pytest.raises(QueueError, match=told + last):
+                lab.reset(conditions)
     lab.reset()
 
 
@@ -162,13 +161,16 @@ def given_up(what: str, *pids: int) -> Iterator[None]:
 
 
 def test_a_backend_that_is_frozen(lab_of: LabOf, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The harness's own statements are given up with what was asked."""
+    """The harness's own statements are given up with what was asked; sending is a wait as well."""
     lab = lab_of(SKIP_LOCKED, fresh=True)
+    session = lab.session("w1")
     monkeypatch.setattr(waits, "OWN", 0.2)
     with given_up("PostgreSQL to answer", lab.control_pid):
         lab.advance(1.0)
     with given_up("PostgreSQL to answer", lab._admin.info.backend_pid):
         lab.execute("SELECT 1")
+    with given_up("PostgreSQL to read SELECT", session.pid):
+        session.send(Step(f"SELECT length('{'x' * 2**22}')"))
 
 
 def test_a_server_that_is_frozen_is_not_the_queues_fault(
@@ -199,17 +201,6 @@ def test_a_cancelled_statement_that_does_not_end(
     monkeypatch.setattr(waits, "GONE", 0.2)
     with given_up(f"backend {session.pid} to end", session.pid):
         lab.discard(session)
-
-
-def test_a_statement_larger_than_what_a_frozen_backend_takes(
-    lab_of: LabOf, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Sending is a wait as well."""
-    session = lab_of(SKIP_LOCKED, fresh=True).session("w1")
-    assert isinstance(session, LibpqSession)
-    monkeypatch.setattr(waits, "OWN", 0.2)
-    with given_up("PostgreSQL to read SELECT", session.pid):
-        session.send(Step(f"SELECT length('{'x' * 2**22}')"))
 
 
 def test_a_signal_whose_exception_is_lost_has_its_code(
@@ -256,16 +247,6 @@ signal.setitimer = setitimer
 """
 
 
-@pytest.mark.parametrize("before", ["", EARLY], ids=["soon", "at once"])
-def test_what_is_raised_for_a_signal_where_python_ignores_it_is_raised_again(before: str) -> None:
-    """In a callback of the garbage collector, say, of which Hypothesis has one.
-
-    Also where the alarm for that comes while Python still tells what it ignores.
-    """
-    done = finished(sys.executable, "-c", before + LOST, check=True)
-    assert (done.stdout, done.stderr) == ("stopped by SIGTERM\n", "")
-
-
 ALL = """
 import signal
 from queueproof import ending
@@ -282,10 +263,20 @@ except KeyboardInterrupt as stopped:
 """
 
 
-def test_signals_that_come_at_once_are_told_as_one() -> None:
-    """Python would say of the others that it ignored them due to a race condition."""
-    done = finished(sys.executable, "-c", ALL, check=True)
-    assert (done.stdout, done.stderr) == ("stopped by SIGHUP\n", "")
+ENDS = {
+    "soon": (LOST, "SIGTERM"),
+    "at once, while Python still tells what it ignores": (EARLY + LOST, "SIGTERM"),
+    "several: Python would say that it ignored the others due to a race condition": (ALL, "SIGHUP"),
+}
+
+
+@pytest.mark.parametrize(("code", "by"), ENDS.values(), ids=ENDS)
+def test_what_is_raised_for_a_signal_where_python_ignores_it_is_raised_again(
+    code: str, by: str
+) -> None:
+    """In a callback of the garbage collector, say, of which Hypothesis has one."""
+    done = finished(sys.executable, "-c", code, check=True)
+    assert (done.stdout, done.stderr) == (f"stopped by {by}\n", "")
 
 
 STUCK = """
