@@ -496,7 +496,7 @@ def test_run_where_it_cannot(holding: Bench) -> None:
     connection.close()
     with pytest.raises(ServerError, match="08006"):
         connection.run("SELECT 1")
-    holding.until(lambda: client.ended)
+    holding.until(client.done)
     _, connection = logged_in(holding)
     with pytest.raises(ServerError, match=r"57P01|08006"):
         connection.run("SELECT pg_terminate_backend(pg_backend_pid())")
