@@ -328,10 +328,8 @@ class EachClient:
 
     def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
         """Ask each client; of a Sync those alone that send one."""
-        of_a_sync = metafunc.function.__name__ == "test_cut_before_a_sync"
-        metafunc.parametrize(
-            "kind", [*self.clients, *(() if of_a_sync else self.simple)], indirect=True
-        )
+        sync = metafunc.function.__name__ == "test_cut_before_a_sync"
+        metafunc.parametrize("kind", [*self.clients, *(() if sync else self.simple)], indirect=True)
 
     def test_shows_and_holds_a_statement(self, holding: Bench, kind: Kind) -> None:
         """A held statement is shown with its parameters, and nobody sees its effect."""

@@ -260,9 +260,7 @@ def test_workers_start_the_server_that_is_asked_for(cluster: Cluster) -> None:
         compare(load(BROKEN), server, cluster)
 
 
-def test_what_stands_in_one_place_is_refused(
-    dsn: str, worker_program: str, command: Command
-) -> None:
+def test_what_is_in_one_place_is_refused(dsn: str, worker_program: str, command: Command) -> None:
     """A DSN and a program, each in one sentence, before anybody asks for the scheduler."""
     for asked, said in (
         ((SOUND, "--postgres", dsn), "a DSN names one"),

@@ -263,9 +263,7 @@ def test_code_that_never_ends_is_interrupted(catches: int, monkeypatch: pytest.M
     assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)
 
 
-def test_a_signal_that_interrupts_such_code_leaves_no_alarm(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_signal_that_interrupts_it_leaves_no_alarm(monkeypatch: pytest.MonkeyPatch) -> None:
     """At its end Python forgets the handlers, and the alarm would end the process by itself."""
 
     class Mine(Answering):
@@ -336,9 +334,7 @@ def test_a_clock_moves_by_less_than_a_microsecond(lab_of: LabOf) -> None:
         pytest.param("SELECT id + n AS id FROM jobs, generate_series(0, 99) AS n", id="unknown"),
     ],
 )
-def test_a_claim_that_answers_far_too_many_rows_is_refused_at_its_first(
-    lab_of: LabOf, rows: str
-) -> None:
+def test_a_claim_with_far_too_many_rows_is_refused_at_its_first(lab_of: LabOf, rows: str) -> None:
     """Each row would be a job to complete; one message says what a claim answers."""
     text = reference("-- name: complete(", f"{rows} LIMIT 20000;\n\n-- name: complete(")
     told = r"^queue\.sql:\d+: claim answered [\d,]+ rows, among them"

@@ -108,9 +108,7 @@ SINGLE = CLAIM.replace(":limit", "1").replace("(limit)", "")
         ("without a limit", 2, 0.0, "has no limit"),
     ],
 )
-def test_what_does_not_apply_says_why(
-    name: str, batch: int, hold: float, reason: str | None
-) -> None:
+def test_what_does_not_fit_says_why(name: str, batch: int, hold: float, reason: str | None) -> None:
     """A claim that is its transaction, or has no limit, takes one job; one in two holds none."""
     asked = queue(claim=SINGLE) if name == "without a limit" else strategy(name)
     told = why_not(asked, Shape(batch, 1, hold))
@@ -119,11 +117,7 @@ def test_what_does_not_apply_says_why(
 
 @pytest.mark.parametrize(
     ("block", "is_open"),
-    [
-        ("BEGIN; SELECT 1 AS id;", True),
-        ("BEGIN; SELECT 1 AS id; COMMIT;", False),
-        ("SELECT 1;", False),
-    ],
+    [("BEGIN; SELECT 1;", True), ("BEGIN; SELECT 1; COMMIT;", False), ("SELECT 1;", False)],
 )
 def test_an_open_transaction_is_seen(block: str, *, is_open: bool) -> None:
     """A block ends inside a transaction if it begins one and does not end it."""
@@ -247,9 +241,7 @@ def test_a_completion_that_the_table_does_not_show_is_counted(ground: Ground) ->
 
 
 @pytest.mark.parametrize(("header", "sqlstate"), [(RETRIED, "55P03"), ("", "40P01")])
-def test_errors_that_mean_nothing_this_time_are_retried(
-    ground: Ground, header: str, sqlstate: str
-) -> None:
+def test_errors_for_this_time_are_retried(ground: Ground, header: str, sqlstate: str) -> None:
     """A claim whose every second call fails still drains the queue; a deadlock needs no listing."""
     found = measured(ground, queue(header=header, claim=every_second_call(sqlstate)))
     assert all_done(found)

@@ -68,9 +68,7 @@ SELECT id, status AS state, attempts FROM jobs;
 
 
 @pytest.mark.parametrize("options", [[], ["--create"], ["--schema=public", "--inserts"]])
-def test_a_dump_is_taken_as_it_is(
-    database: str, lab_of: LabOf, tmp_path: Path, options: list[str]
-) -> None:
+def test_a_dump_is_taken(database: str, lab_of: LabOf, tmp_path: Path, options: list[str]) -> None:
     """Tables, rows and DEFAULTs of a dump are there, and its times are the moved clock's."""
     tell(database, TEAM)
     pg_dump = find_embedded("").directory / "pg_dump"
@@ -86,9 +84,7 @@ def test_a_dump_is_taken_as_it_is(
     assert check(run.history, declared).violations == []
 
 
-def test_what_needs_a_missing_extension_is_told_where_there_is_one(
-    lab_of: LabOf, tmp_path: Path
-) -> None:
+def test_what_needs_a_missing_extension_is_told_where_it_is(lab_of: LabOf, tmp_path: Path) -> None:
     """A dump's extension that nothing needs is nothing to the queue; else the message names it."""
     dump = "CREATE EXTENSION IF NOT EXISTS no_such WITH SCHEMA public;\nCREATE TABLE jobs ();\n"
     (tmp_path / "dump.sql").write_text(dump)

@@ -452,8 +452,7 @@ def written(path: Path, queue: str, **under: str) -> Callable[[], None]:
 
 
 @pytest.mark.parametrize(
-    ("queue", "under"),
-    [("select_then_update", {}), ("stale_snapshot", {"gate": "statement"})],
+    ("queue", "under"), [("select_then_update", {}), ("stale_snapshot", {"gate": "statement"})]
 )
 def test_the_written_test_fails_until_the_queue_is_mended(
     tmp_path: Path, queue: str, under: dict[str, str]
@@ -512,9 +511,7 @@ def test_a_story_is_written_where_it_happened_again(
     ("form", "message"),
     [("spec", "no order of statements tells this story"), ("mmd", "has no steps to be drawn")],
 )
-def test_a_probes_story_is_no_spec(
-    tmp_path: Path, command: Command, form: str, message: str
-) -> None:
+def test_a_probe_has_no_spec(tmp_path: Path, command: Command, form: str, message: str) -> None:
     """What no order of statements tells is refused, and nothing is written."""
     queue = BROKEN / "backoff_none.sql"
     told = token(queue, "backoff", probe=True)

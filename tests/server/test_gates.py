@@ -230,9 +230,7 @@ SELECT FROM pg_stat_activity WHERE pid = %s AND (state <> 'active' OR wait_event
 """
 
 
-def test_a_notice_that_comes_late_is_one_stop(
-    lab_of: LabOf, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_notice_that_is_late_is_one_stop(lab_of: LabOf, monkeypatch: pytest.MonkeyPatch) -> None:
     """A backend that already waits is not taken to have stopped before it has said so."""
     lab = lab_of(STRATEGIES / "skip_locked.sql")
     conditions = Conditions(gate="every")

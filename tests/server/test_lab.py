@@ -225,9 +225,7 @@ def labs(server: Server, humble: Server) -> Iterator[dict[str, Lab]]:
 
 @pytest.mark.parametrize("renew", [False, True])
 @pytest.mark.parametrize("who", ["superuser", "role"])
-def test_a_reset_brings_back_what_the_schema_put_in(
-    labs: dict[str, Lab], who: str, *, renew: bool
-) -> None:
+def test_a_reset_brings_back_what_there_was(labs: dict[str, Lab], who: str, *, renew: bool) -> None:
     """Rows, identities, generated columns, partitions and sequences come back; no trigger fires.
 
     A table may refer to one that was created after it, whatever the role's rights. Turning the
@@ -262,9 +260,7 @@ MADE = (
 
 @pytest.mark.parametrize("renew", [False, True])
 @pytest.mark.parametrize("who", ["superuser", "role"])
-def test_a_reset_drops_what_operations_have_made(
-    labs: dict[str, Lab], who: str, *, renew: bool
-) -> None:
+def test_a_reset_drops_what_operations_made(labs: dict[str, Lab], who: str, *, renew: bool) -> None:
     """Tables, partitions, views and sequences of a run are gone, so that the next makes them."""
     lab = labs[who]
     lab.reset()

@@ -73,9 +73,7 @@ def pooled(lab: Lab, policy: Pooled, *, held: bool = False) -> Runner:
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-def test_no_transaction_runs_on_the_connection_of_the_one_before(
-    lab_of: LabOf, policy: Pooled
-) -> None:
+def test_no_transaction_has_the_connection_of_the_one_before(lab_of: LabOf, policy: Pooled) -> None:
     """Each transaction of a worker is sent on another connection than its last."""
     lab = lab_of(queue())
     work = "w1 claims, completes 0, claims, completes 1, claims, completes 2"

@@ -86,9 +86,7 @@ def test_a_wait_that_a_recovery_ends_is_no_wait_for_ever(lab_of: LabOf) -> None:
     assert len(found.found) == 2
 
 
-def test_a_fail_that_takes_its_time_makes_no_wait_longer(
-    lab_of: LabOf, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_slow_fail_makes_no_wait_longer(lab_of: LabOf, monkeypatch: pytest.MonkeyPatch) -> None:
     """A wait of 5 s is not measured as more, and what is longer is not asked of the next one."""
     lab: Lab = lab_of(SKIP_LOCKED)
     end: Callable[..., bool] = backoff._end

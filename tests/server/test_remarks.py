@@ -146,9 +146,7 @@ def test_one_queue_alone_can_be_judged_anew(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow  # asks for what the extra `peers` installs
-def test_a_page_says_which_version_was_judged(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_page_has_the_version_judged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is the installed one, with its driver's; remarks about another one are refused."""
     name = "peers/procrastinate"
     peer = _said([name], STRATEGIES)[name]

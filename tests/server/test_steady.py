@@ -217,9 +217,7 @@ def test_a_queue_that_cannot_be_multiplied_is_filled_by_its_operations(lab_of: L
 
 
 @pytest.mark.parametrize("kind", ["finished", "waiting"])
-def test_jobs_made_by_operations_are_enough_to_show_a_missing_index(
-    lab_of: LabOf, kind: str
-) -> None:
+def test_jobs_made_by_operations_suffice_to_show_a_missing_index(lab_of: LabOf, kind: str) -> None:
     """A claim that reads the whole table is found where no rows can be copied, too."""
     lab = lab_of(queue(more=NO_COPIES + "DROP INDEX jobs_enqueued_at_idx;"))
     found = slope(lab, kind, 1_000_000)
@@ -299,9 +297,7 @@ SELECT count(payload) AS seen FROM jobs WHERE id = ANY (ARRAY(
 
 
 @pytest.mark.parametrize(("page", "broken"), [(40, False), (1_000_000, True)])
-def test_a_cost_that_is_higher_and_stays_does_not_grow(
-    lab_of: LabOf, page: int, *, broken: bool
-) -> None:
+def test_a_higher_cost_that_stays_does_not_grow(lab_of: LabOf, page: int, *, broken: bool) -> None:
     """A claim that looks at a page of jobs, and never at more, costs the same at any depth."""
     found = slope(lab_of(LOOKING.replace("{}", str(page))), "waiting", MANY)
     few, many, more = (cost.buffers for cost in [found.small, *found.costs[-2:]])
@@ -357,9 +353,7 @@ GONE = "DELETE FROM jobs WHERE id = :id AND status = 'running';"
     [(text_of("sound/delete_on_complete"), [0, 200, MANY]), (queue(complete=GONE), [0, 200])],
     ids=["those that failed, which may be few", "nothing: none are made up"],
 )
-def test_of_finished_jobs_what_a_queue_keeps_is_multiplied(
-    lab_of: LabOf, text: str, jobs: list[int]
-) -> None:
+def test_what_a_queue_keeps_is_multiplied(lab_of: LabOf, text: str, jobs: list[int]) -> None:
     """A queue that keeps nothing of them stays as small as it is."""
     found = slope(lab_of(text), "finished", MANY)
     assert [cost.content.jobs for cost in found.costs] == jobs
@@ -435,9 +429,7 @@ def test_dead_rows_that_a_snapshot_keeps_make_a_claim_dearer(lab_of: LabOf) -> N
 
 
 @pytest.mark.parametrize("name", ["append_only", "marked_lanes"])
-def test_a_claim_that_begins_behind_what_is_dead_minds_no_snapshot(
-    lab_of: LabOf, name: str
-) -> None:
+def test_a_claim_that_begins_behind_the_dead_minds_no_snapshot(lab_of: LabOf, name: str) -> None:
     """Behind the last row that was put in, or at a mark that moves with the oldest transaction."""
     assert not slope(lab_of(STRATEGIES / "sound" / f"{name}.sql"), "snapshot", CHURNED).grown
 
@@ -469,9 +461,7 @@ REMEDIES = titled("""
 
 
 @pytest.mark.parametrize(("claim", "plan", "advised", "else_"), REMEDIES)
-def test_the_remedy_is_for_what_the_plan_shows(
-    claim: str, plan: str, advised: str, else_: str
-) -> None:
+def test_a_remedy_is_for_what_a_plan_shows(claim: str, plan: str, advised: str, else_: str) -> None:
     """An index is no advice where it may be there already, or has no such order."""
     dear = Cost(Content("waiting", MANY), [(claim, 251)])
     remedy = Slope([dear], guilty=(claim, plan)).remedy

@@ -102,9 +102,7 @@ THERE = "db.execute(\"SELECT FROM pg_tables WHERE tablename = 'jobs'\").fetchone
     ],
     ids=["that it ends", "that it leaves open"],
 )
-def test_a_worker_started_ahead_is_in_a_transaction(
-    lab_of: LabOf, tmp_path: Path, opens: str
-) -> None:
+def test_a_spare_worker_is_in_a_transaction(lab_of: LabOf, tmp_path: Path, opens: str) -> None:
     """A reset that waits for it moves what it sends meanwhile, and ends it where that is no use."""
     lab = lab_of(worker_that(f"if {THERE} is not None:\n{' ' * 20}{opens}", tmp_path))
     assert isinstance(lab, ClientLab)
@@ -121,19 +119,15 @@ def test_a_worker_started_ahead_is_in_a_transaction(
     assert bool(lab._spares) == (not leaves)
 
 
-def test_somebody_holds_a_lock_between_two_runs(
-    lab_of: LabOf, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_somebody_holds_a_lock_between_runs(lab_of: LabOf, monkeypatch: pytest.MonkeyPatch) -> None:
     """A reset that cannot have its locks names who holds one, and what he did last."""
     monkeypatch.setattr(waits, "LOCK", 0.1)
     lab = lab_of(SKIP_LOCKED, fresh=True)
     lab._control.run(f"SET lock_timeout = '{waits.LOCK:g}s'")
     with psycopg.connect(lab.conninfo) as stranger:
         stranger.execute("LOCK TABLE jobs")
-        told = (
-            rf"waited 0\.1 s for a lock .*: backend {stranger.info.backend_pid} has one on public"
-        )
-        last = r"\.jobs \(idle in transaction, last statement: LOCK TABLE jobs\)"
+        told = rf"waited 0\.1 s for a lock .*: backend {stranger.info.backend_pid} has one on "
+        last = r"public\.jobs \(idle in transaction, last statement: LOCK TABLE jobs\)"
         for conditions in (PLAIN, Conditions(gate="row")):
             with pytest.raises(QueueError, match=told + last):
                 lab.reset(conditions)
@@ -188,9 +182,7 @@ def test_a_server_that_is_frozen_is_not_the_queues_fault(
         execute(session, Step("SELECT 1"))
 
 
-def test_a_cancelled_statement_that_does_not_end(
-    lab_of: LabOf, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_cancelled_statement_that_goes_on(lab_of: LabOf, monkeypatch: pytest.MonkeyPatch) -> None:
     """A backend that is frozen does not hear of a request to cancel, which is given up too."""
     lab = lab_of(SKIP_LOCKED, fresh=True)
     session = lab.session("w1")
@@ -271,9 +263,7 @@ ENDS = {
 
 
 @pytest.mark.parametrize(("code", "by"), ENDS.values(), ids=ENDS)
-def test_what_is_raised_for_a_signal_where_python_ignores_it_is_raised_again(
-    code: str, by: str
-) -> None:
+def test_what_python_ignores_of_a_signal_is_raised_again(code: str, by: str) -> None:
     """In a callback of the garbage collector, say, of which Hypothesis has one."""
     done = finished(sys.executable, "-c", code, check=True)
     assert (done.stdout, done.stderr) == (f"stopped by {by}\n", "")

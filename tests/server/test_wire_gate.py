@@ -718,9 +718,7 @@ FRAMES = st.one_of(
 )
 
 
-@settings(
-    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(frames=st.lists(FRAMES, max_size=12), held=st.booleans())
 @example(frames=[protocol.message("H", b"\0"), protocol.message("Q", b"\0")], held=True)
 @example(frames=[protocol.message("P", b"\0SELECT 1\0\0\0"), protocol.message("d")], held=True)

@@ -99,9 +99,7 @@ def test_a_real_conversation_is_read(recorded: dict[Side, bytes], side: Side) ->
 
 @given(places=st.lists(st.integers(min_value=0), max_size=30))
 @example(places=list(range(2000)))
-def test_any_fragmentation_gives_the_same_messages(
-    recorded: dict[Side, bytes], places: list[int]
-) -> None:
+def test_fragments_give_the_same_messages(recorded: dict[Side, bytes], places: list[int]) -> None:
     """It does not matter how the network cuts a stream."""
     for side, stream in recorded.items():
         assert parse(side, cut(stream, places)) == parse(side, [stream])
@@ -114,9 +112,7 @@ def frames(kinds: str) -> st.SearchStrategy[list[bytes]]:
 
 
 @given(data=st.data(), side=st.sampled_from(SIDES), places=st.lists(st.integers(0), max_size=10))
-def test_frames_come_out_as_they_went_in(
-    data: st.DataObject, side: Side, places: list[int]
-) -> None:
+def test_frames_come_out_as_they_go_in(data: st.DataObject, side: Side, places: list[int]) -> None:
     """Each message comes out whole, or in pieces of one size where nobody reads it."""
     sent = data.draw(frames("PBQ" + "d" if side == "frontend" else "ECTDd"))
     begin = [STARTUP] if side == "frontend" else []

@@ -97,9 +97,7 @@ def test_a_command_line_that_cannot_work_says_what_to_write(
         resolve("exec: ./worker.sh").spawn("w1")  # type: ignore[attr-defined]
 
 
-def test_the_digest_changes_with_the_arguments_and_with_the_files_among_them(
-    tmp_path: Path,
-) -> None:
+def test_the_digest_changes_with_the_arguments_and_files_among_them(tmp_path: Path) -> None:
     """A replay token is refused once the worker has changed."""
     worker = tmp_path / "worker.py"
     worker.write_text("1")
@@ -306,9 +304,7 @@ def test_a_scheduler_reads_when_there_is_something_to_read(spawn: Spawn) -> None
     assert (worker.take(), worker.answer) == ({"op": "x"}, None)
 
 
-def test_an_answer_counts_although_the_worker_ends_after_it(
-    spawn: Spawn, eventually: Eventually
-) -> None:
+def test_an_answer_counts_although_its_worker_ends(spawn: Spawn, eventually: Eventually) -> None:
     """What it has said stands; that it is gone is told at the next message."""
     worker = spawn("input(); print('{}', flush=True); raise SystemExit(3)")
     assert worker.ask({"op": "claim"}) == {}
@@ -446,9 +442,7 @@ def test_who_has_left_a_workers_session_ends_with_the_harness(
     eventually(lambda: is_gone(pid), "who had left the session to end")
 
 
-def test_a_group_whose_number_passed_to_a_stranger_is_left_alone(
-    spawn: Spawn, eventually: Eventually
-) -> None:
+def test_a_group_whose_number_is_a_strangers_stays(spawn: Spawn, eventually: Eventually) -> None:
     """What is killed at the end began when it was made known."""
     worker = spawn(ECHO)
     began = watchdog.started(worker.pid)
