@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import psycopg
 import pytest
@@ -191,18 +191,12 @@ def _same_answer(expected: Result | ServerError | None, actual: Answer, step: st
     return True
 
 
-class Told(Protocol):
-    """Runs a program, and compares its spec with that run; its failure, and the spec."""
-
-    def __call__(
-        self, queue: str, program: Program, conditions: Conditions = PLAIN, *, breaks: str = ""
-    ) -> tuple[Failure, str]:
-        """The run, or the first that breaks a guarantee, once more."""
+Told = Callable[..., tuple[Failure, str]]
 
 
 @pytest.fixture
 def told(monkeypatch: pytest.MonkeyPatch, server: Server, lab_of: LabOf) -> Told:
-    """On a queue of strategies/, or the text of one."""
+    """Runs a program, or its first story of a break again, and compares its spec with that run."""
 
     def told(
         queue: str, program: Program, conditions: Conditions = PLAIN, *, breaks: str = ""

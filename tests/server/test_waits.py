@@ -205,11 +205,14 @@ def test_a_signal_whose_exception_is_lost_has_its_code(
     assert capsys.readouterr().err == "queueproof: stopped by SIGTERM\n"
 
 
-LOST = """
-import gc, signal, time
+ENDING = """
+import ctypes, gc, os, signal, threading, time
 from queueproof import ending
 from queueproof.cli.ends import stop
-ending.end_on([15], stop)
+numbers = {1, 2, 15}
+ending.end_on(numbers, stop)
+"""
+LOST = """
 begun = []
 
 def called_back(phase, info):
@@ -227,7 +230,6 @@ except KeyboardInterrupt as stopped:
 
 
 EARLY = """
-import signal
 real = signal.setitimer
 
 def setitimer(which, seconds, interval=0.0):
@@ -240,11 +242,6 @@ signal.setitimer = setitimer
 
 
 ALL = """
-import signal
-from queueproof import ending
-from queueproof.cli.ends import stop
-numbers = {1, 2, 15}
-ending.end_on(numbers, stop)
 signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
 try:
     for number in numbers:
@@ -265,16 +262,12 @@ ENDS = {
 @pytest.mark.parametrize(("code", "by"), ENDS.values(), ids=ENDS)
 def test_what_python_ignores_of_a_signal_is_raised_again(code: str, by: str) -> None:
     """In a callback of the garbage collector, say, of which Hypothesis has one."""
-    done = finished(sys.executable, "-c", code, check=True)
+    done = finished(sys.executable, "-c", ENDING + code, check=True)
     assert (done.stdout, done.stderr) == (f"stopped by {by}\n", "")
 
 
 STUCK = """
-import ctypes, os, threading, time
-from queueproof import ending
-from queueproof.cli.ends import stop
 ending.STOP = 0.1
-ending.end_on([15], stop)
 lock = ctypes.create_string_buffer(64)
 ctypes.CDLL(None).pthread_mutex_lock(lock)
 
@@ -290,6 +283,6 @@ ctypes.CDLL(None).pthread_mutex_lock(lock)
 
 def test_a_call_that_does_not_return_is_ended_too(begin: Begin) -> None:
     """A signal whose handler Python never gets to, because a library goes on, ends the process."""
-    process = begin(sys.executable, "-c", STUCK)
+    process = begin(sys.executable, "-c", ENDING + STUCK)
     process.line()
     assert ends(process, signal.SIGTERM) == "queueproof: stopped by SIGTERM\n"

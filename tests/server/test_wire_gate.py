@@ -876,55 +876,37 @@ def test_cost_is_measured(own: Server) -> None:
     assert min(one.each for one in found) > 0
 
 
-class Ends:
-    """A channel and the other end of its socket."""
-
-    def __init__(self) -> None:
-        self.ours, self.theirs = socket.socketpair()
-        self.selector = selectors.DefaultSelector()
-        self.among: set[Channel] = set()
-        self.heard: list[bytes] = []
-        self.drained = 0
-        self.channel = Channel(self.among, self.selector, self.ours, self.heard.append, self._count)
-
-    def _count(self) -> None:
-        self.drained += 1
-
-    def pump(self) -> None:
-        """Act on what is ready now."""
-        for key, mask in self.selector.select(0):
-            key.data(mask)
-
-    def close(self) -> None:
-        """Close both."""
-        self.channel.close()
-        self.theirs.close()
-        self.selector.close()
-
-
 def test_what_a_channel_keeps() -> None:
     """What the other side does not take is kept, in order, and closes the channel at last."""
-    with closing(Ends()) as ends:
-        ends.channel._act(selectors.EVENT_READ)  # somebody else may have read in between
-        assert ends.heard == []
-        ends.theirs.sendall(b"x")
-        ends.pump()
-        assert ends.heard == [b"x"]
+    ours, theirs = socket.socketpair()
+    among, heard, drained = set[Channel](), list[bytes](), list[bool]()
+
+    def pump() -> None:
+        for key, mask in selector.select(0):
+            key.data(mask)
+
+    with closing(selectors.DefaultSelector()) as selector, closing(theirs):
+        channel = Channel(among, selector, ours, heard.append, lambda: drained.append(True))
+        channel._act(selectors.EVENT_READ)  # somebody else may have read in between
+        assert heard == []
+        theirs.sendall(b"x")
+        pump()
+        assert heard == [b"x"]
         sent = 0
         with suppress(BlockingIOError):
             while True:
-                sent += ends.ours.send(b"x" * 2**16)
-        ends.channel.send(b"y")
-        ends.channel.send(b"z")
-        assert ends.channel.waiting == 2
-        ends.channel.end()
-        assert ends.among == {ends.channel}
-        ends.channel.send(b"too late")
+                sent += ours.send(b"x" * 2**16)
+        channel.send(b"y")
+        channel.send(b"z")
+        assert channel.waiting == 2
+        channel.end()
+        assert among == {channel}
+        channel.send(b"too late")
         got = bytearray()
-        while ends.among:
-            got += ends.theirs.recv(2**20)
-            ends.pump()
-        while chunk := ends.theirs.recv(2**20):
+        while among:
+            got += theirs.recv(2**20)
+            pump()
+        while chunk := theirs.recv(2**20):
             got += chunk
         assert got == b"x" * sent + b"yz"
-        assert ends.drained == 1
+        assert drained == [True]

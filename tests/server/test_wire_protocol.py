@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import socket
 import struct
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, suppress
 from itertools import pairwise
 from typing import Literal
@@ -18,9 +16,9 @@ from psycopg import postgres
 
 from queueproof.postgres import Server
 from queueproof.wire import protocol
-from queueproof.wire.gate import Wire
 from queueproof.wire.pipeline import Pipeline
 from queueproof.wire.protocol import Message, Parser, ProtocolError, message
+from tests.fix_wire import OWNER, Bench
 
 Side = Literal["frontend", "backend"]
 SIDES: tuple[Side, ...] = ("frontend", "backend")
@@ -30,15 +28,15 @@ STARTUP = struct.pack("!ii", 15, 3 << 16) + b"user\0x\0"
 def conversation(dsn: str) -> None:
     """Something of everything: both protocols, an error, COPY, a pipeline, a large row."""
     with psycopg.connect(dsn, autocommit=True) as connection:
-        connection.execute("CREATE TABLE jobs (id int, note text)")
-        connection.execute("INSERT INTO jobs VALUES (%b, %s)", [1, "é" * 10])
+        connection.execute("CREATE TABLE notes (id int, note text)")
+        connection.execute("INSERT INTO notes VALUES (%b, %s)", [1, "é" * 10])
         with connection.pipeline():
             for n in range(3):
-                connection.execute("INSERT INTO jobs VALUES (%s)", [n], prepare=True)
+                connection.execute("INSERT INTO notes VALUES (%s)", [n], prepare=True)
         with connection.cursor() as cursor:
-            with cursor.copy("COPY jobs FROM STDIN") as copy:
+            with cursor.copy("COPY notes FROM STDIN") as copy:
                 copy.write(b"7\t" + b"x" * 100_000 + b"\n")
-            with cursor.copy("COPY jobs TO STDOUT") as copy:
+            with cursor.copy("COPY notes TO STDOUT") as copy:
                 assert sum(1 for _ in copy) == 5
         with pytest.raises(psycopg.errors.DivisionByZero):
             connection.execute("SELECT 1 / 0")
@@ -59,18 +57,11 @@ def recorded(server: Server) -> dict[Side, bytes]:
     with (
         pytest.MonkeyPatch.context() as patch,
         server.database() as conninfo,
-        closing(Wire(conninfo)) as wire,
-        ThreadPoolExecutor() as pool,
+        closing(Bench(conninfo)) as bench,
     ):
         patch.setattr(Parser, "feed", feed)
-        client = pool.submit(conversation, wire.listen("w1"))
-        ours, theirs = socket.socketpair()
-        client.add_done_callback(lambda _: theirs.close())
-        wire.watch(ours, lambda: wire.unwatch(ours))
-        while not client.done() or wire.connections("w1"):
-            wire.pump(None)
-        client.result()
-        ours.close()
+        bench.finish(bench.start(conversation, bench.dsn))
+        bench.until(lambda: not bench.wire.connections(OWNER))
     return {side: bytes(stream) for side, stream in streams.items()}
 
 

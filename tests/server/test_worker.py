@@ -434,9 +434,7 @@ def test_who_has_left_a_workers_session_ends_with_the_harness(
     assert harness.line() == "killed"
     assert not is_gone(pid)
     if how is None:
-        assert harness.stdin is not None
-        harness.stdin.write("\n")
-        harness.stdin.flush()
+        harness.communicate("\n")
     else:
         harness.send_signal(how)
     eventually(lambda: is_gone(pid), "who had left the session to end")
