@@ -133,9 +133,7 @@ def test_an_open_transaction_is_seen(block: str, *, is_open: bool) -> None:
         ([], True, b"{}"),
     ],
 )
-def test_arrays_are_written_as_postgres_reads_them(
-    texts: list[bytes | None], literal: bytes, *, plain: bool
-) -> None:
+def test_arrays_are_literals(texts: list[bytes | None], literal: bytes, *, plain: bool) -> None:
     """Elements are quoted unless they are numbers; NULL is not the text NULL."""
     assert literal == array_literal(texts, plain=plain)
 
@@ -188,10 +186,8 @@ def test_one_statement_completes_a_batch_and_claims_the_next(paced: Ground, batc
     [({}, Shape(1, 3, HOLD)), ({"complete_and_claim": BOTH}, Shape(7, 1))],
     ids=["job by job", "a batch of `complete_and_claim`, which ends by `complete`"],
 )
-def test_what_is_claimed_when_the_time_is_up_is_completed(
-    ground: Ground, blocks: dict[str, str], shape: Shape
-) -> None:
-    """The rest is still queued."""
+def test_what_is_claimed_is_completed(ground: Ground, blocks: dict[str, str], shape: Shape) -> None:
+    """When the time is up, that is; the rest is still queued."""
     found = briefly(ground, queue(**blocks), shape, 5000)
     assert not found.drained
     assert found.exactly_once
@@ -432,7 +428,7 @@ WRONG: dict[str, tuple[SqlFileQueue | WorkerQueue, str]] = {
 
 
 @pytest.mark.parametrize(("wrong", "told"), WRONG.values(), ids=WRONG)
-def test_what_is_wrong_is_told_and_the_next_load_runs(
+def test_what_is_wrong_is_told(
     ground: Ground, wrong: SqlFileQueue | WorkerQueue, told: str
 ) -> None:
     """It is an error at once, with the line or what the worker did, and the pool is there after."""

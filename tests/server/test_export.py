@@ -448,7 +448,7 @@ def written(path: Path, queue: str, **under: str) -> Callable[[], None]:
 @pytest.mark.parametrize(
     ("queue", "under"), [("select_then_update", {}), ("stale_snapshot", {"gate": "statement"})]
 )
-def test_the_written_test_fails_until_the_queue_is_mended(
+def test_a_written_test_fails_until_mended(
     tmp_path: Path, queue: str, under: dict[str, str]
 ) -> None:
     """The story is the message of its failure; mended, the program holds in every interleaving."""
@@ -480,9 +480,7 @@ def race_token(*schedule: int) -> str:
 
 @pytest.mark.usefixtures("on_server")
 @pytest.mark.parametrize("form", ["spec", "py", "mmd"])
-def test_a_story_is_written_where_it_happened_again(
-    tmp_path: Path, form: str, command: Command, server: Server
-) -> None:
+def test_a_story_is_written(tmp_path: Path, form: str, command: Command, server: Server) -> None:
     """The replay exits 1 as ever, and its file holds the story."""
     path = tmp_path / f"test_story.{form}"
     ran = command("replay", DOUBLE_CLAIM, race_token(1, 1), "--export", path)

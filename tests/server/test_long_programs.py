@@ -149,9 +149,7 @@ UPDATE jobs SET {AGAIN} WHERE id = ANY (:ids) AND status = 'running' RETURNING i
 
 
 @pytest.mark.parametrize("fail_fast", [False, True])
-def test_a_story_that_stands_alone_is_looked_for_where_the_first_does_not(
-    lab_of: LabOf, *, fail_fast: bool
-) -> None:
+def test_a_story_that_stands_alone_is_looked_for(lab_of: LabOf, *, fail_fast: bool) -> None:
     """The claim has a job before it says since when; the first story of that holds another's."""
     wanted = select(["live-lease"])
     (live,) = check_queue(lab_of(DATED_LATER), wanted, fail_fast=fail_fast).guarantees

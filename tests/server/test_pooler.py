@@ -277,9 +277,7 @@ def test_a_password_goes_where_nobody_reads_it(
 
 @pytest.mark.pgbouncer
 @pytest.mark.usefixtures("pgbouncer")
-def test_nothing_is_left_behind_when_the_run_is_killed(
-    database: str, begin: Begin, eventually: Eventually
-) -> None:
+def test_a_killed_run_leaves_nothing(database: str, begin: Begin, eventually: Eventually) -> None:
     """A run that is killed takes PgBouncer and its directory with it."""
     code = (
         "import sys; from queueproof.postgres.pooler import *\n"

@@ -118,9 +118,7 @@ def test_each_row_lock_can_fail(database: str, held: str, monkeypatch: pytest.Mo
 
 
 @pytest.mark.parametrize("mode", rules.TABLE_LOCKS)
-def test_each_table_lock_can_fail(
-    database: str, mode: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_each_lock_can_fail(database: str, mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A cell of the table locks that says the opposite fails its scenario."""
     for _, wrong in other_cells(rules.TABLE_LOCKS[mode].split()):
         monkeypatch.setitem(rules.TABLE_LOCKS, mode, " ".join(wrong))

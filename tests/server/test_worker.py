@@ -35,7 +35,6 @@ from tests.fix_programs import Begin, Eventually, finished, is_gone
 from tests.fix_queues import answered
 
 Spawn = Callable[..., WorkerProcess]
-DSN = "host=/tmp/socket dbname=q user=me"
 OPERATIONS = ["enqueue", "claim", "complete", "complete_many", "fail", "heartbeat", "recover"]
 DESCRIPTION = {"operations": [*OPERATIONS, "jobs", "cleanup"], "lease": 30}
 ECHO = "import sys\nfor line in sys.stdin: print(line, end='', flush=True)"
@@ -170,7 +169,10 @@ def test_a_wrong_description_says_how_to_write_it(answer: dict[str, Any], messag
 
 
 def test_a_message_holds_what_the_operation_takes(described: WorkerQueue) -> None:
-    """Durations become seconds, the payload an object; what is left open is the header's."""
+    """Durations become seconds, the payload an object; what is left open is the header's.
+
+    A database is named by a URI: client libraries outside libpq read nothing else.
+    """
     spec = {"payload": '{"n": 1}', "priority": 2, "delay": timedelta(seconds=1.5), "queue": "a"}
     expected = {"payload": {"n": 1}, "priority": 2, "delay": 1.5, "queue": "a", "max_attempts": 3}
     assert {"op": "enqueue", "jobs": [expected]} == described.request("enqueue", **spec)
@@ -178,14 +180,10 @@ def test_a_message_holds_what_the_operation_takes(described: WorkerQueue) -> Non
     assert described.request("claim", worker="u", limit=2, queue="a", age=None) == claim
     assert described.request("cleanup", age=timedelta(minutes=1)) == {"op": "cleanup", "age": 60}
     assert described.request("clock", ahead=-3.5) == {"op": "clock", "ahead": -3.5}
-
-
-def test_init_and_install_are_told_a_uri(described: WorkerQueue) -> None:
-    """Client libraries outside libpq read nothing else."""
-    uri = "postgresql:///q?user=me&host=/tmp/socket"
-    init = described.request("init", dsn=DSN, queue="default")
+    dsn, uri = "host=/tmp/socket dbname=q user=me", "postgresql:///q?user=me&host=/tmp/socket"
+    init = described.request("init", dsn=dsn, queue="default")
     assert init == {"op": "init", "dsn": uri, "queue": "default"}
-    assert {"op": "install", "dsn": uri} == described.request("install", dsn=DSN)
+    assert {"op": "install", "dsn": uri} == described.request("install", dsn=dsn)
 
 
 @pytest.mark.parametrize(
@@ -380,9 +378,7 @@ LEAVES = FAMILY.format("start_new_session=True, stdout=subprocess.DEVNULL")
 
 
 @pytest.mark.parametrize("stopped", [False, True])
-def test_kill_ends_the_worker_and_all_that_it_started(
-    spawn: Spawn, eventually: Eventually, *, stopped: bool
-) -> None:
+def test_kill_ends_the_whole_family(spawn: Spawn, eventually: Eventually, *, stopped: bool) -> None:
     """A crash leaves nothing of a worker behind, and the worker is reaped."""
     worker = spawn(STAYS)
     child = worker.ask({"op": "x"})["pid"]
