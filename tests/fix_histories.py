@@ -214,12 +214,14 @@ def cases(table: str, around: str = "{}") -> pytest.MarkDecorator:
     return pytest.mark.parametrize("case", rows)
 
 
-def titled(table: str) -> list[pytest.ParameterSet]:
-    """The rows of a table for `parametrize`: what one shows, and below it texts, `one => other`.
+def each(table: str) -> pytest.MarkDecorator:
+    """A test of each row of a table, whose first line names the columns: `one => other`.
 
-    Lines that are indented further go on with the one above.
+    A row is a line; or what stands indented below a title, which is then its id.
     """
-    rows = re.findall(r"^ {4}(\S.*)\n((?: {8}.*\n)+)", table, re.MULTILINE)
-    assert len(rows) == len(re.findall(r"^ {4}\S", table, re.MULTILINE))
-    texts = [[part.strip() for part in " ".join(text.split()).split("=>")] for _, text in rows]
-    return [pytest.param(*row, id=title) for (title, _), row in zip(rows, texts, strict=True)]
+    (names, _), *rows = re.findall(r"^ {4}(\S.*)\n((?: {8}.*\n)*)", table, re.MULTILINE)
+    params = [
+        pytest.param(*map(str.strip, " ".join((below or first).split()).split("=>")), id=first)
+        for first, below in rows
+    ]
+    return pytest.mark.parametrize(names.split(" => "), params)

@@ -14,7 +14,7 @@ from queueproof.queues.sqlfile import load
 from queueproof.run.runner import Runner
 from queueproof.schedule.actors import DRAINER
 from queueproof.schedule.programs import JobSpec
-from tests.fix_histories import titled
+from tests.fix_histories import each
 from tests.fix_labs import LabOf
 from tests.fix_plays import play
 from tests.fix_programs import finished
@@ -125,7 +125,8 @@ def test_all_that_a_host_would_bring_is_told_at_once(lab_of: LabOf, schema: str)
     assert lab_of(queue_file(more=told + schema)).tables.names
 
 
-TOLD = titled(r"""
+@each(r"""
+    schema => told
     a transaction that it leaves open
         BEGIN; CREATE TABLE t (); => sql:\d+: schema leaves a transaction open: end it
     jobs that nobody has enqueued
@@ -144,9 +145,6 @@ TOLD = titled(r"""
         DO $$ BEGIN RAISE EXCEPTION 'begins %', repeat('x', 100000); END $$;
         => rejected this SQL: begins x+ … \(P0001\)
 """)
-
-
-@pytest.mark.parametrize(("schema", "told"), TOLD)
 def test_what_is_wrong_with_a_schema_is_told(lab_of: LabOf, schema: str, told: str) -> None:
     """In a message that somebody can read to its end, be it rejected or found out later."""
     with pytest.raises(QueueError, match=told) as refused:

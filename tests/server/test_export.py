@@ -36,7 +36,7 @@ from queueproof.search.shrink import Failure, find
 from queueproof.search.tokens import encode_token
 from queueproof.testing import must_hold
 from tests.fix_commands import Command
-from tests.fix_histories import titled
+from tests.fix_histories import each
 from tests.fix_labs import LabOf
 from tests.fix_places import BROKEN, DOUBLE_CLAIM, REFERENCE, STRATEGIES
 from tests.fix_plays import play
@@ -244,9 +244,8 @@ def test_a_race_between_two_statements(told: Told) -> None:
     assert (place.parent / programs / "initdb").exists()
 
 
-# A queue of strategies/, the guarantee that it breaks, conditions; a program and its number of
-# jobs; and what the spec says, in its order.
-STORIES = titled("""
+@each("""
+    queue => breaks => under => program => jobs => said
     a session that stops inside a statement, with its snapshot taken
         broken/single_claim_stale_snapshot => single-claim => gate=statement
         => w1 claims | w2 claims => 1 => permutation … release_w1
@@ -286,13 +285,13 @@ STORIES = titled("""
         skip_locked => => pooled=first idle
         => w1 claims, completes | w2 claims, completes; +lease; reaper recovers => 2 =>
 """)
-
-
-@pytest.mark.parametrize(("queue", "breaks", "under", "program", "jobs", "said"), STORIES)
 def test_a_spec_comes_to_the_same(
     told: Told, queue: str, breaks: str, under: str, program: str, *, jobs: str, said: str
 ) -> None:
-    """In isolationtester each statement waits, and is answered, as it was in the run."""
+    """In isolationtester each statement waits, and is answered, as it was in the run.
+
+    What the spec says stands there in its order.
+    """
     facts: dict[str, Any] = dict([under.split("=")]) if under else {}
     _, spec = told(queue, play(program, int(jobs)), Conditions(**facts), breaks=breaks)
     words = map(re.escape, said.replace("→", "=>").split(" … "))

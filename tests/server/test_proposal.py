@@ -17,7 +17,7 @@ from queueproof.run.runner import Runner
 from queueproof.schedule.moments import past
 from queueproof.search.explore import explore
 from tests.fix_commands import Command
-from tests.fix_histories import pairs
+from tests.fix_histories import each, pairs
 from tests.fix_labs import LabOf
 from tests.fix_plays import play
 from tests.fix_server import tell
@@ -281,10 +281,13 @@ def test_a_folder_of_migrations(tmp_path: Path, command: Command) -> None:
     assert "run_after <= now()" in text
 
 
-@pytest.mark.parametrize(
-    ("name", "spelled"),
-    [("lockedAt", "locked_at"), ("jobId", "job_id"), ("run_at", "run_at"), ("Run At", "run_at")],
-)
+@each("""
+    name => spelled
+    lockedAt => locked_at
+    jobId => job_id
+    run_at => run_at
+    Run At => run_at
+""")
 def test_names_are_read_in_every_spelling(name: str, spelled: str) -> None:
     """Snake and camel case are the same words."""
     assert words(name) == spelled

@@ -11,7 +11,7 @@ from queueproof.report.story import tell_found
 from queueproof.report.text import to_text
 from queueproof.run.lab import Lab
 from queueproof.run.session import drive
-from tests.fix_histories import titled
+from tests.fix_histories import each
 from tests.fix_labs import LabOf, offered
 from tests.fix_places import SKIP_LOCKED, STRATEGIES, reference, text_of
 from tests.fix_queues import CLAIM_MANY, COMPLETE, queue_file
@@ -442,7 +442,8 @@ def test_the_story_shows_the_plan_and_the_remedy(lab_of: LabOf, kind: str) -> No
     assert remedy in story
 
 
-REMEDIES = titled("""
+@each("""
+    claim => plan => advised => else_
     a function that hides what it reads: an index may be there already
         SELECT id FROM take() => Function Scan on take  (rows=1)
         => inside take; => CREATE INDEX
@@ -453,9 +454,6 @@ REMEDIES = titled("""
         SELECT => Sort Key: priority DESC, made
         => an index that holds only what it looks for => as time passes
 """)
-
-
-@pytest.mark.parametrize(("claim", "plan", "advised", "else_"), REMEDIES)
 def test_a_remedy_is_for_what_a_plan_shows(claim: str, plan: str, advised: str, else_: str) -> None:
     """An index is no advice where it may be there already, or has no such order."""
     dear = Cost(Content("waiting", MANY), [(claim, 251)])

@@ -31,6 +31,7 @@ from queueproof.queues.worker import (
     WorkerQueue,
     as_uri,
 )
+from tests.fix_histories import each
 from tests.fix_programs import Begin, Eventually, finished, is_gone
 from tests.fix_queues import answered
 
@@ -72,17 +73,15 @@ def test_exec_names_a_worker_and_its_arguments() -> None:
         queue.begin("claim")
 
 
-@pytest.mark.parametrize(
-    ("name", "message"),
-    [
-        ("exec:", "names no command; write both in quotes"),
-        ("exec: python3 'a", "no closing quotation"),
-        ("exec: no-such-program x", "there is no command no-such-program; is it installed"),
-        ("exec: KEY=1 python3", "env NAME=value command"),
-        ("exec: worker.sh", r"worker.sh is not on PATH; write ./worker.sh"),
-        ("exec: ./worker.sh", r"./worker.sh is not executable; chmod \+x ./worker.sh"),
-    ],
-)
+@each(r"""
+    name => message
+    exec: => names no command; write both in quotes
+    exec: python3 'a => no closing quotation
+    exec: no-such-program x => there is no command no-such-program; is it installed
+    exec: KEY=1 python3 => env NAME=value command
+    exec: worker.sh => worker.sh is not on PATH; write ./worker.sh
+    exec: ./worker.sh => ./worker.sh is not executable; chmod \+x ./worker.sh
+""")
 def test_a_command_line_that_cannot_work_says_what_to_write(
     name: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -186,18 +185,15 @@ def test_a_message_holds_what_the_operation_takes(described: WorkerQueue) -> Non
     assert {"op": "install", "dsn": uri} == described.request("install", dsn=dsn)
 
 
-@pytest.mark.parametrize(
-    ("dsn", "uri"),
-    [
-        ("host=db port=6543 dbname=q", "postgresql://db:6543/q"),
-        (
-            "host=::1 user='a@b' password='p /?' dbname='q r' sslmode=require",
-            "postgresql://a%40b:p%20%2F%3F@[::1]/q%20r?sslmode=require",
-        ),
-        ("host=a,b port=1,2 dbname=q", "postgresql:///q?host=a%2Cb&port=1%2C2"),
-        ("postgres://me@db/q", "postgres://me@db/q"),
-    ],
-)
+@each("""
+    dsn => uri
+    host=db port=6543 dbname=q => postgresql://db:6543/q
+    every part
+        host=::1 user='a@b' password='p /?' dbname='q r' sslmode=require
+        => postgresql://a%40b:p%20%2F%3F@[::1]/q%20r?sslmode=require
+    host=a,b port=1,2 dbname=q => postgresql:///q?host=a%2Cb&port=1%2C2
+    postgres://me@db/q => postgres://me@db/q
+""")
 def test_a_connection_string_becomes_a_uri(dsn: str, uri: str) -> None:
     """Each part is quoted where it stands, and a URI is left alone."""
     assert uri == as_uri(dsn)
@@ -311,22 +307,20 @@ def test_an_answer_counts_although_its_worker_ends(spawn: Spawn, eventually: Eve
         worker.ask({"op": "fail"})
 
 
-@pytest.mark.parametrize(
-    ("code", "message"),
-    [
-        ("input(); raise SystemExit('no table')", "ended with exit status 1.*no table"),
-        ("import os; input(); os.kill(os.getpid(), 11)", r"signal 11 \(Segmentation fault\)"),
-        ("input(); print('hello', flush=True); input()", "wrote hello, which is no JSON object"),
-        ("input(); print('[1]', flush=True); input()", r"wrote \[1\], which is no JSON object"),
-        ("input(); print('NaN', flush=True); input()", "wrote NaN, which is no JSON object"),
-        ("input(); print('[' * 9999, flush=True); input()", r"wrote \[{200}\.\.\., which is no"),
-        (r"""input(); print('{"id": "\\ud800"}', flush=True); input()""", "is no JSON object"),
-        (r"import os; input(); os.write(1, b'\xff\n'); input()", "which is no JSON object"),
-        ("input(); print('{}\\n{}', flush=True); input()", "a line that nobody asked for: {}"),
-        ("input(); print('x' * 2_000_000, flush=True)", "more than 1 MB: xxx"),
-        ("import os; input(); os.close(1); input()", "closed its stdout, and runs on"),
-    ],
-)
+@each(r"""
+    code => message
+    input(); raise SystemExit('no table') => ended with exit status 1.*no table
+    import os; input(); os.kill(os.getpid(), 11) => signal 11 \(Segmentation fault\)
+    input(); print('hello', flush=True); input() => wrote hello, which is no JSON object
+    input(); print('[1]', flush=True); input() => wrote \[1\], which is no JSON object
+    input(); print('NaN', flush=True); input() => wrote NaN, which is no JSON object
+    input(); print('[' * 9999, flush=True); input() => wrote \[{200}\.\.\., which is no
+    input(); print('{"id": "\\ud800"}', flush=True); input() => is no JSON object
+    import os; input(); os.write(1, b'\xff\n'); input() => which is no JSON object
+    input(); print('{}\n{}', flush=True); input() => a line that nobody asked for: {}
+    input(); print('x' * 2_000_000, flush=True) => more than 1 MB: xxx
+    import os; input(); os.close(1); input() => closed its stdout, and runs on
+""")
 def test_what_a_worker_must_not_do_is_told(spawn: Spawn, code: str, message: str) -> None:
     """The message says which queue and worker, what it was asked, and how it went wrong."""
     worker = spawn(code)
