@@ -8,7 +8,8 @@ import socket
 import struct
 import threading
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -258,8 +259,7 @@ def copy_by_libpq(dsn: str) -> list[tuple[str, ...]]:
         begun = low.next()
         assert begun is not None
         assert said(begun) == "COPY_IN"
-        for n in range(3):
-            low.pgconn.put_copy_data(f"{n}\n".encode())
+        low.pgconn.put_copy_data(b"0\n1\n2\n")
         low.pgconn.put_copy_end()
         assert [said(answer) for answer in low.results()] == ["COPY 3"]
         answer = low.query(b"SELECT id::text FROM jobs")
@@ -432,19 +432,8 @@ def test_notifications_pass_while_something_is_held(holding: Bench) -> None:
     assert connection.held == Held("query", "SELECT 1")
 
 
-def test_a_password_passes(bench: Bench, guarded: str) -> None:
-    """SCRAM works through the gate, with the password in the client's DSN."""
-    bench.wire.conninfo = guarded
-    dsn = bench.wire.listen("w2")
-    bench.finish(bench.start(by_psycopg, dsn, [("SELECT $1::int", (1,))]))
-    refused = make_conninfo(dsn, password="no")  # noqa: S106 - not the one
-    with pytest.raises(psycopg.OperationalError, match="password authentication failed"):
-        bench.finish(bench.start(by_psycopg, refused, [INSERT]))
-
-
-@pytest.fixture
-def guarded(bench: Bench) -> str:
-    """The database, for a role that needs a password with every awkward character."""
+def test_a_password_passes(bench: Bench) -> None:
+    """SCRAM works through the gate, with a password of every awkward character in the DSN."""
     password = "s3cr:t/@%x? 'y\\"  # noqa: S105 - of a role of this test's
     role = f"guarded_{uuid.uuid4().hex}"
     quoted = password.replace("'", "''")
@@ -456,7 +445,12 @@ def guarded(bench: Bench) -> str:
     bench.direct.execute("SELECT pg_reload_conf()")
     rule = "auth_method = 'scram-sha-256' AND %s = ANY (user_name)"
     bench.until_server(f"SELECT EXISTS (SELECT FROM pg_hba_file_rules WHERE {rule})", role)
-    return make_conninfo(bench.conninfo, user=role, password=password)
+    bench.wire.conninfo = make_conninfo(bench.conninfo, user=role, password=password)
+    dsn = bench.wire.listen("w2")
+    bench.finish(bench.start(by_psycopg, dsn, [("SELECT $1::int", (1,))]))
+    refused = make_conninfo(dsn, password="no")  # noqa: S106 - not the one
+    with pytest.raises(psycopg.OperationalError, match="password authentication failed"):
+        bench.finish(bench.start(by_psycopg, refused, [INSERT]))
 
 
 def test_settings_are_made_before_the_client_may_begin(bench: Bench) -> None:
@@ -632,36 +626,28 @@ def test_place_of_a_server(host: str, number: str, place: tuple[object, object])
     assert upstream._place(host, number, 5433) == place
 
 
-@pytest.fixture
-def on_tcp(own: Server) -> Iterator[str]:
-    """A database whose server is reached over TCP: another gate, in a thread of its own."""
+def test_a_server_on_tcp(own: Server) -> None:
+    """The server may be on TCP as well as on a Unix socket: here it is another gate."""
     inner: list[str] = []
     begun = threading.Event()
-    ended, end = os.pipe()
+    ours, theirs = socket.socketpair()
 
     def act(conninfo: str) -> None:
         with closing(Wire(conninfo)) as wire:
-            wire.watch(ended, inner.clear)
+            wire.watch(ours, inner.clear)
             inner.append(wire.listen(OWNER))
             begun.set()
             while inner:
                 wire.pump(None)
 
-    with own.database() as conninfo:
-        relay = threading.Thread(target=act, args=(conninfo,))
-        relay.start()
-        assert begun.wait(PATIENCE)
-        yield inner[0]
-        os.close(end)
-        relay.join(PATIENCE)
-        os.close(ended)
-
-
-def test_a_server_on_tcp(on_tcp: str) -> None:
-    """The server may be on TCP as well as on a Unix socket."""
-    with closing(Bench(on_tcp)) as bench:
-        bench.finish(bench.start(by_psycopg, bench.dsn, [INSERT]))
-        assert bench.ids() == [5]
+    with own.database() as conninfo, closing(ours), ThreadPoolExecutor() as threads:
+        relay = threads.submit(act, conninfo)
+        with closing(theirs):
+            assert begun.wait(PATIENCE)
+            with closing(Bench(inner[0])) as bench:
+                bench.finish(bench.start(by_psycopg, bench.dsn, [INSERT]))
+                assert bench.ids() == [5]
+        relay.result(PATIENCE)
 
 
 @pytest.mark.parametrize(
