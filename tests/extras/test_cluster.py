@@ -31,6 +31,7 @@ from tests.extras.fix_cluster import LONG, Cluster
 from tests.fix_commands import Command
 from tests.fix_places import REFERENCE, STRATEGIES
 from tests.fix_programs import Begin, finished
+from tests.fix_queues import SOUND as STEPS
 from tests.fix_queues import queue_file
 
 pytest_plugins = ["tests.extras.fix_cluster"]
@@ -158,40 +159,17 @@ def test_a_scheduler_that_goes_is_told(server: Server, cluster: Cluster) -> None
     cluster.wait_for_end(left)
 
 
-QUEUE = """
-import queueproof
-from queueproof import Claim, Operation, Step
-{imports}
-
-class Mine(queueproof.Queue):
-    def install(self) -> Operation[None]:
-        yield Step("CREATE TABLE jobs (id bigint GENERATED ALWAYS AS IDENTITY, done bool)")
-
-    def enqueue(self) -> Operation[list[str]]:
-        result = yield Step("INSERT INTO jobs (done) VALUES (false) RETURNING id::text")
-        return [str(row["id"]) for row in result.rows]
-
-    def claim(self, limit) -> Operation[list[Claim]]:
-        result = yield Step({claim}, {{"limit": limit}})
-        return [Claim(str(row["id"])) for row in result.rows]
-"""
-CLAIM = '''
-CLAIM = """UPDATE jobs SET done = true WHERE id = ANY (ARRAY(
-    SELECT id FROM jobs WHERE NOT done ORDER BY id LIMIT :limit FOR UPDATE SKIP LOCKED
-)) RETURNING id::text"""
-'''
-
-
 def test_a_class_goes_with_its_module(
     server: Server, cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A worker needs no file of it; what the module imports it does need, and that is said."""
     folder = tmp_path / "here"
     folder.mkdir()
-    (folder / "queue_of_one.py").write_text(QUEUE.format(imports=CLAIM, claim="CLAIM"))
-    two = QUEUE.format(imports="import sql_of_two", claim="sql_of_two.CLAIM")
-    (folder / "queue_of_two.py").write_text(two)
-    (folder / "sql_of_two.py").write_text(CLAIM)
+    one = STEPS.replace("FROM jobs RET", "FROM jobs WHERE id = (SELECT min(id) FROM jobs) RET")
+    (folder / "queue_of_one.py").write_text(one)
+    two = one.replace('row["id"]', "row[sql_of_two.ID]")
+    (folder / "queue_of_two.py").write_text(f"import sql_of_two\n{two}")
+    (folder / "sql_of_two.py").write_text("ID = 'id'")
     monkeypatch.syspath_prepend(folder)
     compare(resolve("queue_of_one:Mine"), server, cluster)
     with pytest.raises(QueueproofError, match=r"tcp://.* needs sql_of_two, which is not there"):
