@@ -333,7 +333,7 @@ PACES = (Pace(-1), Pace(1e9), Pace(backlog=-1), Pace(payload=10**9), Pace(warm_u
 )
 def test_numbers_out_of_range_are_refused(shape: Shape, pace: Pace, rounds: int) -> None:
     """Before any server is started; the message says what it may be at most."""
-    with pytest.raises(BenchError, match=r"at most|from"):
+    with pytest.raises(BenchError, match="at most"):
         measure([Group(shape, (queue(),))], Setting(1, pace, "nowhere"), rounds=rounds)
 
 

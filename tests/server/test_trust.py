@@ -179,9 +179,10 @@ def test_what_the_harness_sets_off_has_the_queues_rights(
         assert not seen.exists()
         with open_lab(hostile(name, seen), server) as lab:
             calibrate(lab)
-            tables_of(lab)
-            lab.tables.rewrite()
-            lab.reset(renew=True)
+            if server is own:  # the attack needs no more than the rest
+                tables_of(lab)
+                lab.tables.rewrite()
+            lab.reset(renew=server is own)
     assert seen.exists()
 
 
