@@ -212,3 +212,16 @@ def cases(table: str, around: str = "{}") -> pytest.MarkDecorator:
         rows.append(pytest.param(Case(around.format(story), breaks, facts), id=title))
     assert len(rows) == len(re.findall(r"^ {4}\S", table, re.MULTILINE))
     return pytest.mark.parametrize("case", rows)
+
+
+def each(table: str) -> pytest.MarkDecorator:
+    """A test of each row of a table, whose first line names the columns: `one => other`.
+
+    A row is a line; or what stands indented below a title, which is then its id.
+    """
+    (names, _), *rows = re.findall(r"^ {4}(\S.*)\n((?: {8}.*\n)*)", table, re.MULTILINE)
+    params = [
+        pytest.param(*map(str.strip, " ".join((below or first).split()).split("=>")), id=first)
+        for first, below in rows
+    ]
+    return pytest.mark.parametrize(names.split(" => "), params)

@@ -9,6 +9,7 @@ from tempfile import TemporaryDirectory
 import pytest
 
 from queueproof.queues.sqlfile import SqlFileQueue, load_text
+from tests.fix_histories import pairs
 from tests.fix_places import reference
 
 
@@ -50,94 +51,62 @@ BEGIN PERFORM public.attack(); RETURN COALESCE(NEW, OLD); END $$;
 SEEDED = "CREATE TABLE settings (name text); INSERT INTO settings VALUES ('one');"
 TRIGGER = "CREATE TRIGGER t BEFORE INSERT OR DELETE ON {} FOR EACH ROW EXECUTE FUNCTION noted();"
 SEES = "SELECT id, status AS state, attempts\nFROM jobs;"
-HOSTILE = {  # what is added to the schema
-    "check": "ALTER TABLE jobs ADD CHECK (attack());",
-    "check on a seeded row": f"{SEEDED} ALTER TABLE settings ADD CHECK (attack());",
-    "index expression": "CREATE INDEX ON jobs (innocent(status));",
-    "index predicate": "CREATE INDEX ON jobs (id) WHERE innocent(status) = 'failed';",
-    "rule": (
-        f"{SEEDED} CREATE RULE r AS ON INSERT TO settings DO ALSO SELECT attack();"
-        " INSERT INTO settings VALUES ('two');"
-    ),
-    "rule, always": (
-        f"{SEEDED} CREATE RULE r AS ON INSERT TO settings DO ALSO SELECT attack();"
-        " ALTER TABLE settings ENABLE ALWAYS RULE r; INSERT INTO settings VALUES ('two');"
-    ),
-    "rule on delete, always": (
-        "CREATE RULE r AS ON DELETE TO jobs DO ALSO SELECT attack();"
-        " ALTER TABLE jobs ENABLE ALWAYS RULE r; INSERT INTO jobs DEFAULT VALUES;"
-        " DELETE FROM jobs;"
-    ),
-    "default": "ALTER TABLE jobs ADD COLUMN x text DEFAULT attack()::text;",
-    "generated column": (
-        "ALTER TABLE jobs ADD COLUMN x text GENERATED ALWAYS AS (innocent(status)) STORED;"
-    ),
-    "domain": (
-        "CREATE DOMAIN word AS text CHECK (attack());"
-        " ALTER TABLE jobs ADD COLUMN x word NOT NULL DEFAULT 'one';"
-        " CREATE TABLE words (x word); INSERT INTO words VALUES ('one');"
-    ),
-    "trigger, always": (
-        f"{SEEDED} {TRIGGER.format('settings')} {TRIGGER.format('jobs')}"
-        " ALTER TABLE settings ENABLE ALWAYS TRIGGER t; ALTER TABLE jobs ENABLE ALWAYS TRIGGER t;"
-    ),
-    "trigger, replica": (
-        f"{TRIGGER.format('jobs')} ALTER TABLE jobs ENABLE REPLICA TRIGGER t; SELECT attack();"
-    ),
-    "claim's function": "CREATE VIEW free AS SELECT 1 WHERE attack();",
-    "jobs through a view": "CREATE VIEW seen AS SELECT * FROM jobs WHERE attack();",
-    "shadowed catalogue": (
-        "CREATE SCHEMA evil; CREATE VIEW evil.pg_class AS SELECT * FROM pg_catalog.pg_class"
-        " WHERE public.attack(); CREATE VIEW evil.pg_locks AS SELECT * FROM pg_catalog.pg_locks"
-        " WHERE public.attack(); CREATE VIEW evil.pg_trigger AS SELECT * FROM"
-        " pg_catalog.pg_trigger WHERE public.attack();"
-        " DO $$ BEGIN EXECUTE format('ALTER DATABASE %I SET search_path = evil, public,"
-        " clock, pg_catalog', current_database()); END $$;"
-    ),
-    "operator": (
-        "CREATE FUNCTION less(timestamptz, interval) RETURNS timestamptz LANGUAGE plpgsql AS"
-        " $$ BEGIN PERFORM public.attack(); RETURN $1 OPERATOR(pg_catalog.-) $2; END $$;"
-        " CREATE OPERATOR - (LEFTARG = timestamptz, RIGHTARG = interval, FUNCTION = less);"
-    ),
-    "cast": (
-        "CREATE TYPE pair AS (one text, other text);"
-        " CREATE FUNCTION spelt(pair) RETURNS text LANGUAGE plpgsql AS"
-        " $$ BEGIN PERFORM public.attack(); RETURN 'x'; END $$;"
-        " CREATE CAST (pair AS text) WITH FUNCTION spelt(pair) AS IMPLICIT;"
-        " ALTER TABLE jobs ADD COLUMN x pair DEFAULT ('a', 'b') CHECK (length(x) = 1);"
-    ),
-    "policy": (
-        "ALTER TABLE jobs ENABLE ROW LEVEL SECURITY; ALTER TABLE jobs FORCE ROW LEVEL SECURITY;"
-        " CREATE POLICY p ON jobs USING (attack()) WITH CHECK (attack());"
-        " ALTER TABLE jobs ADD CHECK (attack());"
-    ),
-    "statistics": (
-        "CREATE STATISTICS s ON queue, (innocent(status)) FROM jobs;"
-        " INSERT INTO jobs DEFAULT VALUES; ANALYZE jobs; DELETE FROM jobs;"
-    ),
-    "partition key": (
-        "CREATE TABLE parts (x text) PARTITION BY LIST (innocent(x));"
-        " CREATE TABLE rest PARTITION OF parts DEFAULT; INSERT INTO parts VALUES ('one');"
-    ),
-    "security definer": (
-        f"ALTER FUNCTION noted() SECURITY DEFINER; {TRIGGER.format('jobs')}"
-        " ALTER TABLE jobs ENABLE ALWAYS TRIGGER t;"
-    ),
-    "a name that is SQL": (
-        "ALTER TABLE jobs ADD CHECK (attack());"
-        ' CREATE TABLE "x; ALTER ROLE queueproof SUPERUSER; --" (id int);'
-        ' CREATE FUNCTION "f; SELECT attack(); --"() RETURNS int LANGUAGE sql'
-        " SET search_path = '' AS 'SELECT 1';"
-    ),
-    # A path is kept as it was set, and this one is a list of one name.
-    "a search_path that is SQL": (
-        "ALTER TABLE jobs ADD CHECK (attack());"
-        " SELECT set_config('search_path',"
-        " 'public;ALTER/**/ROLE/**/queueproof/**/SUPERUSER', false);"
-        " CREATE FUNCTION public.pinned() RETURNS int LANGUAGE sql SET search_path FROM CURRENT"
-        " AS 'SELECT 1';"
-    ),
-}
+# What is added to the schema. A search_path is kept as it was set, and the last is one name.
+ADDED = pairs(f"""
+check => ALTER TABLE jobs ADD CHECK (attack());
+check on a seeded row => {SEEDED} ALTER TABLE settings ADD CHECK (attack());
+index expression => CREATE INDEX ON jobs (innocent(status));
+index predicate => CREATE INDEX ON jobs (id) WHERE innocent(status) = 'failed';
+rule => {SEEDED} CREATE RULE r AS ON INSERT TO settings DO ALSO SELECT attack();
+  INSERT INTO settings VALUES ('two');
+rule, always => {SEEDED} CREATE RULE r AS ON INSERT TO settings DO ALSO SELECT attack();
+  ALTER TABLE settings ENABLE ALWAYS RULE r; INSERT INTO settings VALUES ('two');
+rule on delete, always => CREATE RULE r AS ON DELETE TO jobs DO ALSO SELECT attack();
+  ALTER TABLE jobs ENABLE ALWAYS RULE r; INSERT INTO jobs DEFAULT VALUES; DELETE FROM jobs;
+default => ALTER TABLE jobs ADD COLUMN x text DEFAULT attack()::text;
+generated column => ALTER TABLE jobs ADD COLUMN x text GENERATED ALWAYS AS (innocent(status))
+  STORED;
+domain => CREATE DOMAIN word AS text CHECK (attack());
+  ALTER TABLE jobs ADD COLUMN x word NOT NULL DEFAULT 'one'; CREATE TABLE words (x word);
+  INSERT INTO words VALUES ('one');
+trigger, always => {SEEDED} {TRIGGER.format("settings")} {TRIGGER.format("jobs")}
+  ALTER TABLE settings ENABLE ALWAYS TRIGGER t; ALTER TABLE jobs ENABLE ALWAYS TRIGGER t;
+trigger, replica => {TRIGGER.format("jobs")} ALTER TABLE jobs ENABLE REPLICA TRIGGER t;
+  SELECT attack();
+claim's function => CREATE VIEW free AS SELECT 1 WHERE attack();
+jobs through a view => CREATE VIEW seen AS SELECT * FROM jobs WHERE attack();
+shadowed catalogue => CREATE SCHEMA evil;
+  CREATE VIEW evil.pg_class AS SELECT * FROM pg_catalog.pg_class WHERE public.attack();
+  CREATE VIEW evil.pg_locks AS SELECT * FROM pg_catalog.pg_locks WHERE public.attack();
+  CREATE VIEW evil.pg_trigger AS SELECT * FROM pg_catalog.pg_trigger WHERE public.attack();
+  DO $$ BEGIN EXECUTE format('ALTER DATABASE %I SET search_path = evil, public, clock,
+  pg_catalog', current_database()); END $$;
+operator => CREATE FUNCTION less(timestamptz, interval) RETURNS timestamptz LANGUAGE plpgsql AS $$
+  BEGIN PERFORM public.attack(); RETURN $1 OPERATOR(pg_catalog.-) $2; END $$;
+  CREATE OPERATOR - (LEFTARG = timestamptz, RIGHTARG = interval, FUNCTION = less);
+cast => CREATE TYPE pair AS (one text, other text);
+  CREATE FUNCTION spelt(pair) RETURNS text LANGUAGE plpgsql AS $$ BEGIN PERFORM public.attack();
+  RETURN 'x'; END $$; CREATE CAST (pair AS text) WITH FUNCTION spelt(pair) AS IMPLICIT;
+  ALTER TABLE jobs ADD COLUMN x pair DEFAULT ('a', 'b') CHECK (length(x) = 1);
+policy => ALTER TABLE jobs ENABLE ROW LEVEL SECURITY; ALTER TABLE jobs FORCE ROW LEVEL SECURITY;
+  CREATE POLICY p ON jobs USING (attack()) WITH CHECK (attack());
+  ALTER TABLE jobs ADD CHECK (attack());
+statistics => CREATE STATISTICS s ON queue, (innocent(status)) FROM jobs;
+  INSERT INTO jobs DEFAULT VALUES; ANALYZE jobs; DELETE FROM jobs;
+partition key => CREATE TABLE parts (x text) PARTITION BY LIST (innocent(x));
+  CREATE TABLE rest PARTITION OF parts DEFAULT; INSERT INTO parts VALUES ('one');
+security definer => ALTER FUNCTION noted() SECURITY DEFINER; {TRIGGER.format("jobs")}
+  ALTER TABLE jobs ENABLE ALWAYS TRIGGER t;
+a name that is SQL => ALTER TABLE jobs ADD CHECK (attack());
+  CREATE TABLE "x; ALTER ROLE queueproof SUPERUSER; --" (id int);
+  CREATE FUNCTION "f; SELECT attack(); --"() RETURNS int LANGUAGE sql SET search_path = ''
+  AS 'SELECT 1';
+a search_path that is SQL => ALTER TABLE jobs ADD CHECK (attack());
+  SELECT set_config('search_path', 'public;ALTER/**/ROLE/**/queueproof/**/SUPERUSER', false);
+  CREATE FUNCTION public.pinned() RETURNS int LANGUAGE sql SET search_path FROM CURRENT
+  AS 'SELECT 1';
+""")
+HOSTILE = {name: added[0] for name, *added in ADDED}
 SHOWN = {  # what the block `jobs` is then
     "jobs through a view": SEES.replace("FROM jobs", "FROM seen"),
     "shadowed catalogue": SEES.replace(";", " WHERE EXISTS (SELECT FROM pg_class);"),

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import select
 import socket
 import struct
-import threading
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing, suppress
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, ClassVar, TypeVar
 
 import psycopg
@@ -31,6 +29,7 @@ BLOCKED = "SELECT pg_blocking_pids(%s) <> '{}'"
 CUT = r"(?i)clos|terminat|reset|died"  # what clients say of a connection that was cut
 
 T = TypeVar("T")
+Client = Future[Any]
 Script = Sequence[tuple[str, tuple[int, ...]]]  # statements with $1, $2, ... and their parameters
 
 INSERT = ("INSERT INTO jobs VALUES ($1)", (5,))
@@ -48,12 +47,19 @@ class Bench:
         self.direct = psycopg.connect(conninfo, autocommit=True)
         self.direct.execute("CREATE TABLE jobs (id int)")
         self.clients: list[Client] = []
+        self.threads = ThreadPoolExecutor()
+        self.ends: list[socket.socket] = []  # one is readable once its client has ended
         self.raws: list[Raw] = []
 
     def start(self, act: Callable[..., Any], *arguments: object) -> Client:
-        """Run a client in a thread of its own."""
-        self.clients.append(Client(self.wire, partial(act, *arguments)))
-        return self.clients[-1]
+        """Run a client in a thread of its own, whose end wakes the gate."""
+        client = self.threads.submit(act, *arguments)
+        ours, theirs = socket.socketpair()
+        self.ends.append(ours)
+        self.wire.watch(ours, lambda: self.wire.unwatch(ours))
+        client.add_done_callback(lambda _: theirs.close())
+        self.clients.append(client)
+        return client
 
     def until(self, condition: Callable[[], object]) -> None:
         """Pump until something is so."""
@@ -87,8 +93,8 @@ class Bench:
     def let_all(self, client: Client) -> list[Held]:
         """Release step by step until a client has ended; the steps."""
         steps = []
-        while not client.ended:
-            self.until(lambda: client.ended or any(c.held for c in self.wire.connections(OWNER)))
+        while not client.done():
+            self.until(lambda: client.done() or any(c.held for c in self.wire.connections(OWNER)))
             for connection in self.wire.connections(OWNER):
                 if connection.held is not None:
                     steps.append(connection.held)
@@ -97,10 +103,8 @@ class Bench:
 
     def finish(self, client: Client) -> object:
         """Wait for a client's end; what it returned, or its error raised."""
-        self.until(lambda: client.ended)
-        if client.error is not None:
-            raise client.error
-        return client.result
+        self.until(client.done)
+        return client.result()
 
     def go_through(self, client: Client) -> list[Held]:
         """Release a client's steps one by one to its good end; the steps."""
@@ -139,37 +143,12 @@ class Bench:
         for raw in self.raws:
             raw.close()
         self.wire.forget(OWNER)
-        self.until(lambda: all(client.ended for client in self.clients))
+        self.until(lambda: all(client.done() for client in self.clients))
+        self.threads.shutdown()
         self.wire.close()
+        for end in self.ends:
+            end.close()
         self.direct.close()
-
-
-class Client:
-    """Something that runs in a thread; its end is an event of the gate's selector."""
-
-    def __init__(self, wire: Wire, act: Callable[[], Any]) -> None:
-        self.ended = False
-        self.result: Any = None
-        self.error: BaseException | None = None
-        self._wire = wire
-        self._end, self._ended = os.pipe()
-        wire.watch(self._end, self._join)
-        self._thread = threading.Thread(target=self._run, args=(act,))
-        self._thread.start()
-
-    def _run(self, act: Callable[[], Any]) -> None:
-        try:
-            self.result = act()
-        except BaseException as error:  # noqa: BLE001 - handed to whoever waits
-            self.error = error
-        finally:
-            os.close(self._ended)
-
-    def _join(self) -> None:
-        self._thread.join()
-        self._wire.unwatch(self._end)
-        os.close(self._end)
-        self.ended = True
 
 
 @pytest.fixture
@@ -349,10 +328,8 @@ class EachClient:
 
     def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
         """Ask each client; of a Sync those alone that send one."""
-        of_a_sync = metafunc.function.__name__ == "test_cut_before_a_sync"
-        metafunc.parametrize(
-            "kind", [*self.clients, *(() if of_a_sync else self.simple)], indirect=True
-        )
+        sync = metafunc.function.__name__ == "test_cut_before_a_sync"
+        metafunc.parametrize("kind", [*self.clients, *(() if sync else self.simple)], indirect=True)
 
     def test_shows_and_holds_a_statement(self, holding: Bench, kind: Kind) -> None:
         """A held statement is shown with its parameters, and nobody sees its effect."""

@@ -112,19 +112,20 @@ def _end(process: psutil.Popen) -> None:
         process.wait()
 
 
-def _is_tracker(process: psutil.Process) -> bool:
+def _words(process: psutil.Process) -> list[str]:
+    """A process' name and command line; nothing of one that has ended meanwhile."""
     try:
-        return any("resource_tracker" in word for word in process.cmdline())
+        return [process.name(), *process.cmdline()]
     except psutil.NoSuchProcess:
-        return False
+        return [""]
+
+
+def _is_tracker(process: psutil.Process) -> bool:
+    return any("resource_tracker" in word for word in _words(process))
 
 
 def _is_server(process: psutil.Process) -> bool:
-    try:
-        name: str = process.name()
-    except psutil.NoSuchProcess:  # somebody starts and ends more than a server
-        return False
-    return name == "postgres"
+    return _words(process)[0] == "postgres"
 
 
 @pytest.fixture(scope="session")

@@ -6,7 +6,7 @@ import asyncio
 import gc
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -31,6 +31,7 @@ from tests.extras.fix_cluster import LONG, Cluster
 from tests.fix_commands import Command
 from tests.fix_places import REFERENCE, STRATEGIES
 from tests.fix_programs import Begin, finished
+from tests.fix_queues import SOUND as STEPS
 from tests.fix_queues import queue_file
 
 pytest_plugins = ["tests.extras.fix_cluster"]
@@ -40,22 +41,26 @@ SMALL = load_text(queue_file(), "q.sql")
 ASKED = ("single-claim", "claim-limit", "isolation")
 
 
-def judged(
-    lab: Lab,
-    asked: tuple[str, ...] = ("single-claim",),
-    **how: Any,  # noqa: ANN401 - as `check_queue` has it
-) -> list[dict[str, Any]]:
+def judged(lab: Lab, asked: Sequence[str] = ("single-claim",), **how: Any) -> list[dict[str, Any]]:  # noqa: ANN401 - as `check_queue` has it
     """The card of a short check, without its times."""
     card = check_queue(lab, select(asked), profile="glance", **how)
     return [asdict(judgement) | {"seconds": 0} for judgement in card.guarantees]
+
+
+def there(queue: Queue, server: Server, cluster: Cluster) -> list[dict[str, Any]]:
+    """The card of a check on a cluster."""
+    with (
+        open_lab(queue, server) as lab,
+        on_cluster(cluster.address, lab, lambda _: None) as helpers,
+    ):
+        return judged(lab, helpers=helpers)
 
 
 def compare(queue: Queue, server: Server, cluster: Cluster) -> None:
     """Verdicts, evidence, stories and tokens are those of a check in one process here."""
     with open_lab(queue, server) as lab:
         alone = judged(lab)
-        with on_cluster(cluster.address, lab, lambda _: None) as helpers:
-            assert judged(lab, helpers=helpers) == alone
+    assert there(queue, server, cluster) == alone
 
 
 @pytest.mark.parametrize(
@@ -103,13 +108,9 @@ def test_what_ends_every_worker_is_not_tried_for_ever(
         (seat,) = [one for one in cluster.at_work() if one.ppid() == cluster.workers[0].pid]
         seat.kill()
 
-    with (
-        open_lab(load(SOUND), server) as lab,
-        cluster.meanwhile(kill),
-        on_cluster(cluster.address, lab, lambda _: None) as helpers,
-        pytest.raises(QueueproofError, match=r"workers of tcp://.* were lost"),
-    ):
-        judged(lab, helpers=helpers)
+    lost = pytest.raises(QueueproofError, match=r"workers of tcp://.* were lost")
+    with cluster.meanwhile(kill), lost:
+        there(load(SOUND), server, cluster)
 
 
 def begun(begin: Begin, cluster: Cluster) -> tuple[Any, ...]:
@@ -130,9 +131,7 @@ def test_a_signal_ends_it_everywhere(cluster: Cluster, begin_command: Begin) -> 
     assert [worker.poll() for worker in cluster.workers] == [None, None]
 
 
-def test_an_answer_that_nobody_waits_for_is_not_told(
-    cluster: Cluster, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_late_answer_is_not_told(cluster: Cluster, caplog: pytest.LogCaptureFixture) -> None:
     """What a signal ends may be waiting for the scheduler, whose connection is closed then."""
 
     async def lose() -> None:
@@ -154,38 +153,10 @@ def test_a_check_that_was_killed_leaves_nothing(cluster: Cluster, begin_command:
 
 def test_a_scheduler_that_goes_is_told(server: Server, cluster: Cluster) -> None:
     """There is no verdict then, and the workers' servers end."""
-    with (
-        open_lab(load(SOUND), server) as lab,
-        cluster.meanwhile(cluster.scheduler.kill) as left,
-        on_cluster(cluster.address, lab, lambda _: None) as helpers,
-        pytest.raises(QueueproofError, match=r"scheduler tcp://.* went away in the middle"),
-    ):
-        judged(lab, helpers=helpers)
+    gone = pytest.raises(QueueproofError, match=r"scheduler tcp://.* went away in the middle")
+    with cluster.meanwhile(cluster.scheduler.kill) as left, gone:
+        there(load(SOUND), server, cluster)
     cluster.wait_for_end(left)
-
-
-QUEUE = """
-import queueproof
-from queueproof import Claim, Operation, Step
-{imports}
-
-class Mine(queueproof.Queue):
-    def install(self) -> Operation[None]:
-        yield Step("CREATE TABLE jobs (id bigint GENERATED ALWAYS AS IDENTITY, done bool)")
-
-    def enqueue(self) -> Operation[list[str]]:
-        result = yield Step("INSERT INTO jobs (done) VALUES (false) RETURNING id::text")
-        return [str(row["id"]) for row in result.rows]
-
-    def claim(self, limit) -> Operation[list[Claim]]:
-        result = yield Step({claim}, {{"limit": limit}})
-        return [Claim(str(row["id"])) for row in result.rows]
-"""
-CLAIM = '''
-CLAIM = """UPDATE jobs SET done = true WHERE id = ANY (ARRAY(
-    SELECT id FROM jobs WHERE NOT done ORDER BY id LIMIT :limit FOR UPDATE SKIP LOCKED
-)) RETURNING id::text"""
-'''
 
 
 def test_a_class_goes_with_its_module(
@@ -194,18 +165,15 @@ def test_a_class_goes_with_its_module(
     """A worker needs no file of it; what the module imports it does need, and that is said."""
     folder = tmp_path / "here"
     folder.mkdir()
-    (folder / "queue_of_one.py").write_text(QUEUE.format(imports=CLAIM, claim="CLAIM"))
-    two = QUEUE.format(imports="import sql_of_two", claim="sql_of_two.CLAIM")
-    (folder / "queue_of_two.py").write_text(two)
-    (folder / "sql_of_two.py").write_text(CLAIM)
+    one = STEPS.replace("FROM jobs RET", "FROM jobs WHERE id = (SELECT min(id) FROM jobs) RET")
+    (folder / "queue_of_one.py").write_text(one)
+    two = one.replace('row["id"]', "row[sql_of_two.ID]")
+    (folder / "queue_of_two.py").write_text(f"import sql_of_two\n{two}")
+    (folder / "sql_of_two.py").write_text("ID = 'id'")
     monkeypatch.syspath_prepend(folder)
     compare(resolve("queue_of_one:Mine"), server, cluster)
-    with (
-        open_lab(resolve("queue_of_two:Mine"), server) as lab,
-        on_cluster(cluster.address, lab, lambda _: None) as helpers,
-        pytest.raises(QueueproofError, match=r"tcp://.* needs sql_of_two, which is not there"),
-    ):
-        judged(lab, helpers=helpers)
+    with pytest.raises(QueueproofError, match=r"tcp://.* needs sql_of_two, which is not there"):
+        there(resolve("queue_of_two:Mine"), server, cluster)
 
 
 def refused(command: Command, *asked: object) -> str:
@@ -239,12 +207,8 @@ def test_who_is_not_there_is_named(
     monkeypatch.setattr(cluster_client, "JOIN", 0.5)
     cluster = standing()
     cluster.have(0)
-    with (
-        open_lab(load(SOUND), server) as lab,
-        pytest.raises(QueueproofError, match=r"a worker to join the cluster of tcp://"),
-        on_cluster(cluster.address, lab, lambda _: None),
-    ):
-        pass
+    with pytest.raises(QueueproofError, match=r"a worker to join the cluster of tcp://"):
+        there(load(SOUND), server, cluster)
 
 
 def test_two_versions_of_a_queue_go_together(server: Server, cluster: Cluster) -> None:
@@ -260,9 +224,7 @@ def test_workers_start_the_server_that_is_asked_for(cluster: Cluster) -> None:
         compare(load(BROKEN), server, cluster)
 
 
-def test_what_stands_in_one_place_is_refused(
-    dsn: str, worker_program: str, command: Command
-) -> None:
+def test_what_is_in_one_place_is_refused(dsn: str, worker_program: str, command: Command) -> None:
     """A DSN and a program, each in one sentence, before anybody asks for the scheduler."""
     for asked, said in (
         ((SOUND, "--postgres", dsn), "a DSN names one"),

@@ -41,9 +41,7 @@ def stranger(request: pytest.FixtureRequest) -> Iterator[int]:
             line.close()
 
 
-def test_what_can_be_no_address_is_refused_before_anything_starts(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_what_can_be_no_address_is_refused_at_once(capsys: pytest.CaptureFixture[str]) -> None:
     """Not even a file that is not there is looked at before."""
     assert cli.run(["check", "no such file.sql", "--cluster", "localhost"]) == Exit.UNUSABLE
     told = "queueproof: --cluster 'localhost': write tcp://host:port of a scheduler\n"
@@ -51,9 +49,7 @@ def test_what_can_be_no_address_is_refused_before_anything_starts(
 
 
 @pytest.mark.parametrize("stranger", [b"", HTTP, b"\0" * 64], indirect=True, ids=repr)
-def test_who_is_no_scheduler_is_told_in_time(
-    stranger: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_who_is_no_scheduler_is_told_soon(stranger: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Somebody silent, who speaks HTTP, or something else: dask's client itself would stay."""
     monkeypatch.setattr(waits, "CONNECT", 1.0)
     told = rf"no dask scheduler answers at tcp://127\.0\.0\.1:{stranger} within 1 s: "

@@ -126,9 +126,7 @@ SHOWN = (
 
 
 @pytest.mark.parametrize(("name", "value", "shown"), SHOWN)
-def test_binary_parameters_are_decoded(
-    holding: Bench, name: str, value: object, shown: str | None
-) -> None:
+def test_binary_is_decoded(holding: Bench, name: str, value: object, shown: str | None) -> None:
     """A parameter that was sent in binary is shown as PostgreSQL writes its type."""
 
     async def act() -> None:

@@ -22,9 +22,7 @@ MOST = JOBS[0]
         ("no-starvation", "behind {} jobs that are due tomorrow: 4 claims answered nothing"),
     ],
 )
-def test_what_no_program_is_long_enough_for_is_seen_behind_a_crowd(
-    lab_of: LabOf, guarantee: str, told: str
-) -> None:
+def test_what_hides_behind_a_crowd_is_seen(lab_of: LabOf, guarantee: str, told: str) -> None:
     """A page of a hundred hides a job; seen again by its token, and not in the sound parent."""
     probe, name = PROBES[guarantee], guarantee.replace("-", "_")
     lab, sound = lab_of(BROKEN / f"{name}_page_of_hundred.sql"), lab_of(SKIP_LOCKED)

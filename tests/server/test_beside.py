@@ -54,18 +54,14 @@ def _fail(*_args: object, **_kwargs: object) -> NoReturn:
     raise AttributeError("'NoneType' object has no attribute 'name'")
 
 
-def test_the_columns_of_a_claim_by_merge_are_read() -> None:
-    """The table and the answer are the MERGE's, what is set its action's."""
+def test_a_remedy_for_a_claim_by_merge_has_its_names(tmp_path: Path) -> None:
+    """The MERGE's table and answer, what its action sets, and the token as complete takes it."""
     known = Draft(MERGE, "q.sql").jobs
     assert (known.table.name, known["status"].name) == ("item", "state")
     assert known.state("running") == "'running'"
     assert (known["attempts"].name, known.token) == ("round", "round")
-
-
-def test_a_remedy_for_a_claim_by_merge_has_its_names(tmp_path: Path) -> None:
-    """The token too is called as complete takes it."""
-    (tmp_path / "q.sql").write_text(MERGE)
     text = "UPDATE jobs SET ... WHERE id = :id AND status = 'running' AND attempts = :attempt"
+    (tmp_path / "q.sql").write_text(MERGE)
     told = in_own_names(text, load(str(tmp_path / "q.sql")))
     assert told == "UPDATE item SET ... WHERE id = :id AND state = 'running' AND round = :round"
 

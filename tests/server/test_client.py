@@ -7,8 +7,8 @@ import io
 import json
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, closing
+from collections.abc import Iterator, Mapping
+from contextlib import closing, contextmanager
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from typing import Any
@@ -50,20 +50,12 @@ class Mine(Client):
 """
 
 
-ResponderOf = Callable[[type[Client]], Responder]
-
-
-@pytest.fixture
-def responder_of() -> Iterator[ResponderOf]:
-    """Hosts a class until the end of the test, in this process."""
-    with ExitStack() as stack:
-
-        def responder_of(kind: type[Client]) -> Responder:
-            host = stack.enter_context(closing(Responder(kind)))
-            host.answer(b'{"op": "init", "dsn": "x"}')
-            return host
-
-        yield responder_of
+@contextmanager
+def hosting(kind: type[Client]) -> Iterator[Responder]:
+    """Host a class, in this process."""
+    with closing(Responder(kind)) as host:
+        host.answer(b'{"op": "init", "dsn": "x"}')
+        yield host
 
 
 def hosted(name: str) -> WorkerQueue:
@@ -98,8 +90,8 @@ class Asked(Client):
 def answer_of(kind: type[Client], *messages: Mapping[str, object]) -> dict[str, Any]:
     """What a host answers to the last of some messages, after init."""
     out = io.BytesIO()
-    lines = [json.dumps(message).encode() for message in ({"op": "init", "dsn": DSN}, *messages)]
-    with closing(Responder(kind)) as host:
+    lines = [json.dumps(message).encode() for message in messages]
+    with hosting(kind) as host:
         serve(host, lines, out)
     answer: dict[str, Any] = json.loads(out.getvalue().splitlines()[-1])
     return answer
@@ -115,8 +107,11 @@ def raising(error: BaseException) -> type[Client]:
     return type("Raising", (Asked,), {"raises": error})
 
 
-def test_a_class_is_described_before_it_runs(write: Write) -> None:
-    """What it offers, takes and promises is read from its attributes and signatures."""
+def test_a_class_works_in_a_process_of_its_own(write: Write) -> None:
+    """What it offers, takes and promises is known before it runs, from attributes and signatures.
+
+    Sync and async methods alike; what its library prints does not disturb the answers.
+    """
     name = f"{write(SOUND)}:Mine"
     queue = hosted(name)
     assert name == queue.name
@@ -124,11 +119,6 @@ def test_a_class_is_described_before_it_runs(write: Write) -> None:
     assert {"payload"} == queue.takes("enqueue")
     assert timedelta(seconds=30) == queue.lease
     assert queue.moves_clock
-
-
-def test_a_class_works_in_a_process_of_its_own(write: Write) -> None:
-    """Sync and async methods alike; what its library prints does not disturb the answers."""
-    queue = hosted(f"{write(SOUND)}:Mine")
     with queue.spawn("w1") as process:
         queue.described_by(process.ask(queue.request("init", dsn=DSN, queue="default")))
         assert timedelta(seconds=30) == queue.lease
@@ -235,29 +225,21 @@ class DriverError(Exception):
 class WrapperError(Exception):
     """As SQLAlchemy raises it."""
 
-    def __init__(self, orig: Exception) -> None:
-        super().__init__("wrapped")
-        self.orig = orig
+    orig = DriverError("try")
 
 
 def caused_by(cause: Exception, *, hidden: bool = False) -> Exception:
-    """An exception raised because of another, or while another was handled."""
-    try:
-        try:
-            raise cause
-        except DriverError as error:
-            if hidden:
-                raise LookupError("x") from None
-            raise LookupError("x") from error
-    except LookupError as error:
-        return error
+    """An exception raised because of another, or `from None` while another was handled."""
+    error = LookupError("x")
+    error.__context__, error.__cause__ = cause, None if hidden else cause
+    return error
 
 
 @pytest.mark.parametrize(
     ("error", "sqlstate", "message"),
     [
         (DriverError("try\nagain"), "40001", "try again"),
-        (WrapperError(DriverError("try")), "40001", "wrapped"),
+        (WrapperError("wrapped"), "40001", "wrapped"),
         (caused_by(DriverError("try")), "40001", "x"),
         (caused_by(DriverError("try"), hidden=True), "XX000", "LookupError: x (tests/"),
         (asyncio.CancelledError(), "XX000", "CancelledError: "),
@@ -291,9 +273,12 @@ def test_a_traceback_is_for_those_who_ask(
 def test_what_is_no_message_is_answered_all_the_same() -> None:
     """Whoever types by hand is told what was wrong, and may go on."""
     with closing(Responder(Asked)) as host:
-        assert "JSONDecodeError" in str(host.answer(b"hello"))
-        assert "KeyError: 'op'" in str(host.answer(b"{}"))
-        assert "claim before init" in str(host.answer(b'{"op": "claim"}'))
+        for said, told in (
+            (b"hello", "JSONDecodeError"),
+            (b"{}", "KeyError: 'op'"),
+            (b'{"op": "claim"}', "claim before init"),
+        ):
+            assert told in str(host.answer(said))
         assert describe(Asked) == host.answer(b'{"op": "init", "dsn": "x"}')
 
 
@@ -317,18 +302,18 @@ class Ticking(Asked):
         return [{"id": self.ticks}]
 
 
-def test_one_event_loop_lives_as_long_as_the_worker(responder_of: ResponderOf) -> None:
+def test_one_event_loop_lives_as_long_as_the_worker() -> None:
     """What `open` began is there in every operation, and stands still between two."""
-    host = responder_of(Ticking)
-    client = host._client
-    assert isinstance(client, Ticking)
-    host.answer(b'{"op": "claim"}')
-    ticks = client.ticks
-    assert ticks > 0
-    host.answer(b'{"op": "enqueue", "jobs": [{"payload": 1, "delay": 0}]}')  # no coroutine
-    assert ticks == client.ticks
-    host.answer(b'{"op": "claim"}')
-    assert ticks < client.ticks
+    with hosting(Ticking) as host:
+        client = host._client
+        assert isinstance(client, Ticking)
+        host.answer(b'{"op": "claim"}')
+        ticks = client.ticks
+        assert ticks > 0
+        host.answer(b'{"op": "enqueue", "jobs": [{"payload": 1, "delay": 0}]}')  # no coroutine
+        assert ticks == client.ticks
+        host.answer(b'{"op": "claim"}')
+        assert ticks < client.ticks
 
 
 class Synchronous(Asked):
@@ -336,9 +321,7 @@ class Synchronous(Asked):
 
     def claim(self) -> list[dict[str, object]]:  # type: ignore[override]
         """Run a loop."""
-        return asyncio.run(self._claim())
-
-    async def _claim(self) -> list[dict[str, object]]:
+        asyncio.run(asyncio.sleep(0))
         return [{"id": 1}]
 
 
@@ -356,14 +339,14 @@ class Clocked(Asked):
         return [{"id": 1, "time": time.time(), "now": now, "monotonic": time.monotonic()}]
 
 
-def test_the_clock_is_moved_and_set_back(responder_of: ResponderOf) -> None:
+def test_the_clock_is_moved_and_set_back() -> None:
     """Each `ahead` counts from the real time; the clock by which event loops wait stays real."""
-    host = responder_of(Clocked)
     for ahead in (0, 3600, -86400, 0.0):
-        began, real = time.monotonic(), time.time()
-        assert host.answer(json.dumps({"op": "clock", "ahead": ahead}).encode()) == {}
-        jobs: Any = host.answer(b'{"op": "claim"}')["jobs"]
-        host.answer(b'{"op": "clock", "ahead": 0}')
+        with hosting(Clocked) as host:
+            began, real = time.monotonic(), time.time()
+            assert host.answer(json.dumps({"op": "clock", "ahead": ahead}).encode()) == {}
+            jobs: Any = host.answer(b'{"op": "claim"}')["jobs"]
+            host.answer(b'{"op": "clock", "ahead": 0}')
         passed = time.monotonic() - began
         assert ahead - 1 <= jobs[0]["time"] - real <= ahead + passed + 1
         assert ahead - 1 <= jobs[0]["now"] - real <= ahead + passed + 1

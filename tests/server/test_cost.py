@@ -33,7 +33,7 @@ from queueproof.bench.session import LoadSession, array_literal
 from queueproof.errors import Exit, QueueError
 from queueproof.postgres import Server
 from queueproof.queues.model import Queue
-from queueproof.queues.sqlfile import load
+from queueproof.queues.sqlfile import SqlFileQueue, load
 from queueproof.queues.worker import WorkerQueue
 from queueproof.report.page import to_page
 from tests.fix_loads import (
@@ -92,6 +92,9 @@ def test_a_compiled_claim_has_no_limit_parameter(server: Server) -> None:
     ]
 
 
+SINGLE = CLAIM.replace(":limit", "1").replace("(limit)", "")
+
+
 @pytest.mark.parametrize(
     ("name", "batch", "hold", "reason"),
     [
@@ -101,30 +104,20 @@ def test_a_compiled_claim_has_no_limit_parameter(server: Server) -> None:
         ("hold_open", 10, 0.0, "takes one job"),
         ("select_then_update", 10, 0.0, None),
         ("select_then_update", 1, HOLD, "more than one transaction"),
+        ("without a limit", 1, 0.0, None),
+        ("without a limit", 2, 0.0, "has no limit"),
     ],
 )
-def test_what_does_not_apply_says_why(
-    name: str, batch: int, hold: float, reason: str | None
-) -> None:
-    """A claim that is its transaction takes no batch; a claim in two transactions holds none."""
-    told = why_not(strategy(name), Shape(batch, 1, hold))
+def test_what_does_not_fit_says_why(name: str, batch: int, hold: float, reason: str | None) -> None:
+    """A claim that is its transaction, or has no limit, takes one job; one in two holds none."""
+    asked = queue(claim=SINGLE) if name == "without a limit" else strategy(name)
+    told = why_not(asked, Shape(batch, 1, hold))
     assert told is None if reason is None else told and reason in told
-
-
-def test_a_claim_without_a_limit_takes_one_job() -> None:
-    """Larger batches of a claim that takes no limit are not applicable."""
-    single = queue(claim=CLAIM.replace(":limit", "1").replace("(limit)", ""))
-    assert why_not(single, Shape(1, 1)) is None
-    assert "has no limit" in str(why_not(single, Shape(2, 1)))
 
 
 @pytest.mark.parametrize(
     ("block", "is_open"),
-    [
-        ("BEGIN; SELECT 1 AS id;", True),
-        ("BEGIN; SELECT 1 AS id; COMMIT;", False),
-        ("SELECT 1;", False),
-    ],
+    [("BEGIN; SELECT 1;", True), ("BEGIN; SELECT 1; COMMIT;", False), ("SELECT 1;", False)],
 )
 def test_an_open_transaction_is_seen(block: str, *, is_open: bool) -> None:
     """A block ends inside a transaction if it begins one and does not end it."""
@@ -140,46 +133,32 @@ def test_an_open_transaction_is_seen(block: str, *, is_open: bool) -> None:
         ([], True, b"{}"),
     ],
 )
-def test_arrays_are_written_as_postgres_reads_them(
-    texts: list[bytes | None], literal: bytes, *, plain: bool
-) -> None:
+def test_arrays_are_literals(texts: list[bytes | None], literal: bytes, *, plain: bool) -> None:
     """Elements are quoted unless they are numbers; NULL is not the text NULL."""
     assert literal == array_literal(texts, plain=plain)
 
 
-@pytest.mark.parametrize("batch", [1, 10])
+SOUND = ("skip_locked", "for_update", "nowait", "advisory_lock", "in_subselect")
+KEEPING_LITTLE = ("sound/delete_on_complete", "sound/ready_and_claimed")
+
+
 @pytest.mark.parametrize(
-    "path",
-    [
-        "skip_locked",
-        "for_update",
-        "nowait",
-        "advisory_lock",
-        "in_subselect",
-        "sound/delete_on_complete",
-        "sound/ready_and_claimed",
-    ],
+    ("path", "shape"),
+    [(path, Shape(batch, 3)) for path in SOUND + KEEPING_LITTLE for batch in (1, 10)]
+    + [("hold_open", Shape(1, 3, hold)) for hold in (0.0, HOLD)]
+    + [(path, Shape(10, 2, HOLD)) for path in ("skip_locked", "for_update")],
 )
-def test_a_sound_queue_is_drained_once(ground: Ground, path: str, batch: int) -> None:
-    """Every job is handed out once and completed, whatever the strategy and its steps."""
-    found = measured(ground, strategy(path), Shape(batch, 3), 60)
+def test_a_sound_queue_is_drained_once(ground: Ground, path: str, shape: Shape) -> None:
+    """Every job is handed out once and completed, whatever the strategy and its steps.
+
+    Also where `complete` ends the transaction that its claim has begun. A claim that is held lasts
+    as long as that.
+    """
+    found = measured(ground, strategy(path), shape, 60)
     assert all_done(found)
     assert (found.jobs, found.completed, found.claimed, found.rejected) == (60, 60, 60, 0)
     assert 0 < found.p50 <= found.p95 <= found.p99
-
-
-@pytest.mark.parametrize("hold", [0.0, HOLD])
-def test_a_claim_that_is_its_transaction_is_drained_once(ground: Ground, hold: float) -> None:
-    """`hold_open` ends in `complete` what its claim has begun."""
-    assert all_done(measured(ground, strategy("hold_open"), Shape(1, 3, hold)))
-
-
-@pytest.mark.parametrize("name", ["skip_locked", "for_update"])
-def test_a_held_claim_lasts_as_long_as_it_is_held(ground: Ground, name: str) -> None:
-    """The transaction of a claim stays open for the time asked, then commits."""
-    found = measured(ground, strategy(name), Shape(10, 2, HOLD))
-    assert found.exactly_once
-    assert found.p50 >= HOLD
+    assert found.p50 >= shape.hold or path == "hold_open"  # it is held behind the claim
 
 
 @pytest.fixture
@@ -207,10 +186,8 @@ def test_one_statement_completes_a_batch_and_claims_the_next(paced: Ground, batc
     [({}, Shape(1, 3, HOLD)), ({"complete_and_claim": BOTH}, Shape(7, 1))],
     ids=["job by job", "a batch of `complete_and_claim`, which ends by `complete`"],
 )
-def test_what_is_claimed_when_the_time_is_up_is_completed(
-    ground: Ground, blocks: dict[str, str], shape: Shape
-) -> None:
-    """The rest is still queued."""
+def test_what_is_claimed_is_completed(ground: Ground, blocks: dict[str, str], shape: Shape) -> None:
+    """When the time is up, that is; the rest is still queued."""
     found = briefly(ground, queue(**blocks), shape, 5000)
     assert not found.drained
     assert found.exactly_once
@@ -230,13 +207,12 @@ def test_a_batch_that_is_handed_on_again_is_kept_and_counted(ground: Ground) -> 
 
 def test_an_enqueue_of_two_statements_is_run_step_by_step(ground: Ground) -> None:
     """The jobs are put in through the queue's own `enqueue`, whatever it consists of."""
-    two = queue(
-        enqueue="INSERT INTO jobs DEFAULT VALUES RETURNING id;\n"
+    two = (
+        "INSERT INTO jobs DEFAULT VALUES RETURNING id;\n"
         "UPDATE jobs SET note = 'in' WHERE id = ANY (:ids) RETURNING id;\n"
     )
-    found = measured(ground, two, jobs=5)
-    assert (found.jobs, found.completed) == (5, 5)
-    assert found.exactly_once
+    found = measured(ground, queue(enqueue=two), jobs=5)
+    assert (found.jobs, found.completed, found.exactly_once) == (5, 5, True)
 
 
 def test_a_job_that_is_handed_out_twice_is_counted(ground: Ground) -> None:
@@ -261,9 +237,7 @@ def test_a_completion_that_the_table_does_not_show_is_counted(ground: Ground) ->
 
 
 @pytest.mark.parametrize(("header", "sqlstate"), [(RETRIED, "55P03"), ("", "40P01")])
-def test_errors_that_mean_nothing_this_time_are_retried(
-    ground: Ground, header: str, sqlstate: str
-) -> None:
+def test_errors_for_this_time_are_retried(ground: Ground, header: str, sqlstate: str) -> None:
     """A claim whose every second call fails still drains the queue; a deadlock needs no listing."""
     found = measured(ground, queue(header=header, claim=every_second_call(sqlstate)))
     assert all_done(found)
@@ -283,14 +257,11 @@ def test_what_one_worker_costs_is_the_same_each_time(ground: Ground) -> None:
     assert ground.count(queue(claim=reading), 10)["buffers_per_claim"] > first["buffers_per_claim"]
 
 
-def test_a_claim_that_is_its_transaction_is_not_counted_apart(ground: Ground) -> None:
-    """Its session hands over nothing before the completion ends the transaction."""
-    assert "buffers_per_claim" not in ground.count(strategy("hold_open"), 1)
-    assert ground.count(strategy("hold_open"), 1)["buffers_per_job"] > 0
-
-
 def test_rows_that_a_claim_locks_are_counted(ground: Ground) -> None:
-    """Those that it takes, more where it sorts after it has locked; in an open transaction too."""
+    """Those that it takes, more where it sorts after it has locked; in an open transaction too.
+
+    Buffers of such a claim are not counted apart: its session hands nothing over before it ends.
+    """
     assert ground.count(queue(), 10)["rows_locked_per_claim"] == 10
     all_first = CLAIM.replace(
         "ORDER BY id LIMIT :limit FOR UPDATE SKIP LOCKED",
@@ -300,7 +271,10 @@ def test_rows_that_a_claim_locks_are_counted(ground: Ground) -> None:
     left = LEAST_JOBS - 10 * (WARM + COUNTED + LOCKING)
     assert ground.count(queue(claim=all_first), 10)["rows_locked_per_claim"] > left
     for name in ("skip_locked", "hold_open"):
-        assert ground.count(strategy(name), 1)["rows_locked_per_claim"] == 1
+        counted = ground.count(strategy(name), 1)
+        assert counted["rows_locked_per_claim"] == 1
+        assert counted["buffers_per_job"] > 0
+        assert ("buffers_per_claim" in counted) == (name == "skip_locked")
 
 
 def test_a_load_is_counted(ground: Ground) -> None:
@@ -347,22 +321,35 @@ def test_jobs_have_the_payload_that_was_asked_for(paced: Ground) -> None:
     assert 5000 <= sizes[0] < 5100
 
 
+ONE = Shape(1, 1)
+PACES = (Pace(-1), Pace(1e9), Pace(backlog=-1), Pace(payload=10**9), Pace(warm_up=99))
+
+
 @pytest.mark.parametrize(
-    "pace", [Pace(rate=-1), Pace(rate=1e9), Pace(backlog=-1), Pace(payload=10**9), Pace(warm_up=99)]
+    ("shape", "pace", "rounds"),
+    [(ONE, pace, 1) for pace in PACES]
+    + [(Shape(0, 1), Pace(), 1), (Shape(1, 65), Pace(), 1), (Shape(1, 1, -1), Pace(), 1)]
+    + [(ONE, Pace(), -1)],
 )
-def test_a_pace_out_of_range_is_refused(pace: Pace) -> None:
-    """Before any server is started."""
+def test_numbers_out_of_range_are_refused(shape: Shape, pace: Pace, rounds: int) -> None:
+    """Before any server is started; the message says what it may be at most."""
     with pytest.raises(BenchError, match="at most"):
-        measure(groups([queue()]), Setting(pace=pace, postgres="nowhere"))
+        measure([Group(shape, (queue(),))], Setting(1, pace, "nowhere"), rounds=rounds)
 
 
-@pytest.mark.parametrize(("name", "batch"), [("skip_locked", 1), ("skip_locked", 10)])
-def test_pgbench_runs_the_same_sql(ground: Ground, name: str, batch: int) -> None:
-    """It claims and completes as many jobs, each once: the table shows them."""
-    rate = pgbench(ground, strategy(name), Shape(batch, 2), 100)
-    assert rate
-    states = ground._admin.execute("SELECT status, count(*) FROM public.jobs GROUP BY 1").fetchall()
-    assert ("completed", 100) in states
+@pytest.mark.parametrize(
+    ("name", "batch", "done"),
+    [
+        ("skip_locked", 1, "jobs WHERE status = 'completed'"),
+        ("skip_locked", 10, "jobs WHERE status = 'completed'"),
+        ("lease_table", 10, "history"),  # its claim is a WITH of several changes
+    ],
+)
+def test_pgbench_runs_the_same_sql(ground: Ground, name: str, batch: int, done: str) -> None:
+    """It claims and completes as many jobs, each once: the tables show them."""
+    assert pgbench(ground, strategy(name), Shape(batch, 2), 100)
+    found = ground._admin.execute(f"SELECT count(*) FROM public.{done}".encode())
+    assert found.fetchone() == (100,)
 
 
 def test_the_harness_stands_beside_pgbench(paced: Ground) -> None:
@@ -373,21 +360,15 @@ def test_the_harness_stands_beside_pgbench(paced: Ground) -> None:
     assert all(own > 0 and beside > 0 for own, beside in found)
 
 
-def test_pgbench_moves_rows_from_table_to_table(ground: Ground) -> None:
-    """A claim that is a WITH of several changes is gathered without putting one into another."""
-    assert pgbench(ground, strategy("lease_table"), Shape(10, 2), 100)
-    (done,) = ground._admin.execute("SELECT count(*) FROM public.history").fetchone() or ()
-    assert done == 100
-
-
 def test_what_pgbench_cannot_run_has_no_yardstick(ground: Ground) -> None:
-    """Several statements in a block, and a batch without complete_many."""
-    assert pgbench(ground, strategy("select_then_update"), Shape(1, 1), 10) is None
-    assert pgbench(ground, queue(), Shape(10, 1), 10) is None
+    """Several statements in a block, a batch without complete_many, and who starts or completes.
 
-
-def test_what_pgbench_rejects_is_told(ground: Ground) -> None:
-    """Its own first error, not a rate of what was left."""
+    What it rejects is told by its own first error, and has no rate of what was left.
+    """
+    for refused, batch in ((strategy("select_then_update"), 1), (queue(), 10)):
+        assert pgbench(ground, refused, Shape(batch, 1), 10) is None
+    for refused in (AT_MOST_ONCE, registered()):
+        assert pgbench(ground, refused, Shape(1, 1), 10) is None
     failing = queue(claim="SELECT id FROM jobs WHERE 1 / (id - id) = 1;")
     with pytest.raises(QueueError, match=r"pgbench could not run it: .*division by zero"):
         pgbench(ground, failing, Shape(1, 1), 10)
@@ -396,9 +377,7 @@ def test_what_pgbench_rejects_is_told(ground: Ground) -> None:
 def test_states_have_the_names_that_the_header_gives_them(ground: Ground) -> None:
     """`done` is completed where [states] says so: here too, as in a check."""
     done = COMPLETE.replace("completed", "done")
-    found = measured(ground, queue(header='[states]\ndone = "completed"', complete=done))
-    assert found.exactly_once
-    assert found.completed == found.jobs
+    assert all_done(measured(ground, queue(header='[states]\ndone = "completed"', complete=done)))
 
 
 def test_a_queue_that_completes_nothing_says_so(ground: Ground) -> None:
@@ -412,34 +391,50 @@ def test_a_queue_that_completes_nothing_says_so(ground: Ground) -> None:
     assert found[1] == found[2]  # as many as there was time for
 
 
-def test_sql_that_the_server_rejects_is_shown_with_its_line(ground: Ground) -> None:
-    """The line is that of the wrong word."""
-    wrong = queue(claim=CLAIM.replace("FROM jobs", "FROM job"))
-    line = wrong.blocks["claim"].line + 2
-    with pytest.raises(QueueError, match=rf'^q\.sql:{line}: .*relation "job" does not exist'):
-        ground.prepare(wrong, Shape(1, 1), 1)
+def at_line(asked: SqlFileQueue, block: str, below: int, words: str) -> tuple[SqlFileQueue, str]:
+    """A queue, and what is told of a line so far below a block's name."""
+    return asked, rf"^q\.sql:{asked.blocks[block].line + below}: .*{words}"
 
 
-def test_a_claim_whose_last_answer_has_no_job_is_told(ground: Ground) -> None:
-    """What counts is the last answer, also where its only column is void."""
-    wrong = queue(claim=f"{CLAIM.rstrip()}\nSELECT pg_notify('claimed', '');\n")
-    with pytest.raises(QueueError, match="claim must return a column id"):
-        ground.prepare(wrong, Shape(1, 1), 1)
+UNKNOWN = COMPLETE.replace("(id)", "(id, attempt)").replace("= :id", "= :id + :attempt")
+PROMOTER = 'answer = {"jobs": []}\n    elif asked["op"] == "promote":\n        sys.exit(3)'
+FAILING = 'if calls %% 3 == 0: answer = {"error": {"sqlstate": "%s", "message": "told"}}'
+WRONG: dict[str, tuple[SqlFileQueue | WorkerQueue, str]] = {
+    "SQL that the server rejects": at_line(
+        queue(claim=CLAIM.replace("FROM jobs", "FROM job")), "claim", 2, 'relation "job" does not'
+    ),
+    "a claim whose last answer has no job, but a column of type void": (
+        queue(claim=f"{CLAIM.rstrip()}\nSELECT pg_notify('claimed', '');\n"),
+        "claim must return a column id",
+    ),
+    "a parameter that no claim returns": (
+        queue(complete=UNKNOWN),
+        "no parameter :attempt here, only id, now, worker",
+    ),
+    "an error that is not listed": (queue(claim=every_second_call("22012")), r":\d+: .*\(22012\)"),
+    "a start that never succeeds": at_line(
+        registered("left(:worker, 1)"), "start", 1, "duplicate key value"
+    ),
+    "a worker that ends": (scripted("sys.exit(3)"), "ended with exit status 3"),
+    "a worker that ends at its promotion": (
+        scripted(PROMOTER, operations='"complete", "promote"'),
+        "ended with exit status 3",
+    ),
+    "a worker without jobs": (scripted("answer = {}"), 'must have "jobs"'),
+    "a worker whose id is a number": (scripted('answer = {"jobs": [{"id": 1}]}'), 'needs an "id"'),
+    "a worker that fails": (scripted(FAILING % "42P01"), "claim failed: 42P01: told"),
+    "a worker without an end": (scripted(operations='"fail"'), "offer no complete"),
+}
 
 
-def test_an_error_under_load_is_told_and_the_next_load_runs(ground: Ground) -> None:
-    """An error that is not listed ends the load; the workers are there for the next one."""
-    with pytest.raises(QueueError, match=r"q\.sql:\d+: .*\(22012\)"):
-        measured(ground, queue(claim=every_second_call("22012")))
+@pytest.mark.parametrize(("wrong", "told"), WRONG.values(), ids=WRONG)
+def test_what_is_wrong_is_told(
+    ground: Ground, wrong: SqlFileQueue | WorkerQueue, told: str
+) -> None:
+    """It is an error at once, with the line or what the worker did, and the pool is there after."""
+    with pytest.raises(QueueError, match=told):
+        measured(ground, wrong, Shape(1, 2), 10)
     assert measured(ground, queue()).exactly_once
-
-
-def test_a_parameter_that_no_claim_returns_is_named(ground: Ground) -> None:
-    """The message says which parameters there are."""
-    ends = COMPLETE.replace("(id)", "(id, attempt)").replace("= :id", "= :id + :attempt")
-    wrong = queue(complete=ends)
-    with pytest.raises(QueueError, match="no parameter :attempt here, only id, now, worker"):
-        ground.prepare(wrong, Shape(1, 1), 1)
 
 
 def test_what_is_not_applicable_is_not_prepared(ground: Ground) -> None:
@@ -468,21 +463,29 @@ def test_whoever_is_left_of_a_load_takes_nothing_of_the_next(ground: Ground) -> 
             left.execute("SELECT")
 
 
-def test_a_queue_without_complete_is_refused() -> None:
-    """The message names the block that is missing."""
-    told = r"q\.sql: .* has no block complete; write `-- name: complete"
+@pytest.mark.parametrize(
+    ("asked", "told"),
+    [
+        (queue(complete="", fail=COMPLETE), r"q\.sql: .* no block complete; write `-- name: comp"),
+        (Queue(), "bench measures queue files, and queues whose workers"),
+    ],
+    ids=["without complete", "a class of steps"],
+)
+def test_what_has_no_end_or_no_text_is_refused(asked: Queue, told: str) -> None:
+    """The block that is missing is named; SQL step by step is neither a text nor a program."""
     with pytest.raises(QueueError, match=told):
-        refuse(queue(complete="", fail=COMPLETE))
+        refuse(asked)
+
+
+AT_MOST_ONCE = load(Path(workshop.__file__).parent / "at_most_once.sql")
 
 
 def test_a_claim_that_takes_jobs_out_is_their_end(ground: Ground) -> None:
     """Without complete, fail, heartbeat and recover it is at most once: the limit of all others."""
-    limit = load(Path(workshop.__file__).parent / "at_most_once.sql")
-    found = measured(ground, limit, Shape(7, 3))
+    found = measured(ground, AT_MOST_ONCE, Shape(7, 3))
     assert all_done(found)
     assert found.rows_changed == found.dead_rows == 60
-    assert ground.count(limit, 1)["round_trips_per_job"] == 1
-    assert pgbench(ground, limit, Shape(1, 1), 10) is None
+    assert ground.count(AT_MOST_ONCE, 1)["round_trips_per_job"] == 1
 
 
 def test_workers_start_and_what_is_put_in_is_promoted(ground: Ground) -> None:
@@ -491,21 +494,6 @@ def test_workers_start_and_what_is_put_in_is_promoted(ground: Ground) -> None:
     assert all_done(found)
     assert found.round_trips >= 2 * found.completed  # to start is not among them, nor to promote
     assert ground.count(registered(), 1)["round_trips_per_job"] == 2
-    assert pgbench(ground, registered(), Shape(1, 1), 10) is None
-
-
-def test_a_start_that_never_succeeds_is_told(ground: Ground) -> None:
-    """What the server rejects is an error, with its place."""
-    twice = registered("left(:worker, 1)")
-    line = twice.blocks["start"].line + 1
-    with pytest.raises(QueueError, match=rf"q\.sql:{line}: duplicate key value"):
-        measured(ground, twice)
-
-
-def test_a_queue_that_is_no_file_is_refused() -> None:
-    """A class that gives SQL step by step has neither a text to compile nor a program to ask."""
-    with pytest.raises(QueueError, match="bench measures queue files, and queues whose workers"):
-        refuse(Queue())
 
 
 def test_queues_have_short_names() -> None:
@@ -520,56 +508,25 @@ def test_queues_have_short_names() -> None:
 @pytest.mark.parametrize("batch", [1, 7])
 def test_a_worker_program_claims_and_completes_every_job(ground: Ground, batch: int) -> None:
     """Its processes are asked for jobs until there are none."""
-    prepared = ground.prepare(program(), Shape(batch, 3), 60)
-    prepared.run(PATIENCE)
-    found = prepared.verdict()
+    found = measured(ground, program(), Shape(batch, 3), 60)
     assert all_done(found)
     assert (found.jobs, found.rejected) == (60, 0)
     assert found.rows_changed >= 2 * 60
-    assert found.worker_cpu > 0
-    assert [tally for tally in prepared._tallies if tally.latencies]
+    assert min(found.worker_cpu, found.p50) > 0
 
 
 def test_a_worker_program_that_fails_for_this_time_is_asked_again(ground: Ground) -> None:
-    """A deadlock is counted and no failure; what else it says is told."""
-    error = 'if calls %% 3 == 0: answer = {"error": {"sqlstate": "%s", "message": "told"}}'
-    failing = scripted(error % "40P01")
+    """A deadlock is counted and no failure."""
+    failing = scripted(FAILING % "40P01")
     found = briefly(ground, failing, Shape(1, 1), 10, lambda one: min(one.completed, one.retries))
     assert found.retries == found.deadlocks > 0
     assert found.completed > 0
-    with pytest.raises(QueueError, match="claim failed: 42P01: told"):
-        ground.prepare(scripted(error % "42P01"), Shape(1, 1), 10).run(PATIENCE)
-
-
-@pytest.mark.parametrize(
-    ("claim", "told"),
-    [
-        ("sys.exit(3)", "ended with exit status 3"),
-        ("answer = {}", 'must have "jobs"'),
-        ('answer = {"jobs": [{"id": 1}]}', 'needs an "id"'),
-    ],
-)
-def test_a_worker_program_that_is_broken_is_told(ground: Ground, claim: str, told: str) -> None:
-    """It is an error at once, with what the worker did; the next load runs."""
-    with pytest.raises(QueueError, match=told):
-        ground.prepare(scripted(claim), Shape(1, 2), 10).run(PATIENCE)
-    assert measured(ground, queue()).exactly_once
-
-
-def test_a_worker_program_without_an_end_is_refused(ground: Ground) -> None:
-    """There is nothing to measure up to."""
-    with pytest.raises(QueueError, match="offer no complete"):
-        ground.prepare(scripted(operations='"fail"'), Shape(1, 1), 1)
 
 
 def test_worker_programs_start_and_promote(ground: Ground) -> None:
     """Each worker starts before its first claim, and somebody promotes before that."""
-    told = ground.prepare(scripted(operations='"complete", "start", "promote"'), Shape(1, 2), 10)
-    told.run(BRIEF)
-    assert told.verdict().completed
-    refused = 'answer = {"jobs": []}\n    elif asked["op"] == "promote":\n        sys.exit(3)'
-    with pytest.raises(QueueError, match="ended with exit status 3"):
-        ground.prepare(scripted(refused, operations='"complete", "promote"'), Shape(1, 1), 1)
+    told = scripted(operations='"complete", "start", "promote"')
+    assert measured(ground, told, Shape(1, 2), 10, BRIEF).completed
 
 
 @pytest.mark.parametrize("pace", [Pace(rate=9.0), Pace(backlog=9), Pace(warm_up=1.0)])
@@ -581,24 +538,10 @@ def test_a_worker_program_has_a_closed_loop_only(pace: Pace) -> None:
         compare(groups([program(), program()], [1], [1])[0], Setting(pace=pace))
 
 
-@pytest.mark.parametrize(
-    ("shape", "rounds", "seconds"),
-    [(Shape(0, 1), 1, 1), (Shape(1, 65), 1, 1), (Shape(1, 1, -1), 1, 1), (Shape(1, 1), -1, 1)],
-)
-def test_numbers_out_of_range_are_refused(shape: Shape, rounds: int, seconds: float) -> None:
-    """Before any server is started."""
-    with pytest.raises(BenchError):
-        measure([Group(shape, (queue(),))], Setting(seconds, postgres="nowhere"), rounds=rounds)
-
-
-def test_nothing_to_measure_is_refused() -> None:
-    """A plan without a queue is an error of the user's."""
+def test_a_failing_command_line_has_no_traceback(capsys: pytest.CaptureFixture[str]) -> None:
+    """A plan without a queue, and a server that is not there, are one message of the user's."""
     with pytest.raises(BenchError, match="name a queue file"):
         measure(groups([]))
-
-
-def test_a_failing_command_line_has_no_traceback(capsys: pytest.CaptureFixture[str]) -> None:
-    """A server that is not there is told in one message, with the exit code of its kind."""
     assert main(["--quick", "--postgres", "nowhere"]) == Exit.UNUSABLE
     assert "nowhere" in capsys.readouterr().err
 
@@ -657,13 +600,9 @@ def report() -> BenchReport:
     )
 
 
-def test_a_rate_is_the_median_of_the_rounds() -> None:
-    """100, 50 and 100 jobs/s are 100."""
-    assert Series("first", Shape(1, 1), runs(1.0, 2.0, 1.0)).rate == pytest.approx(100)
-
-
 def test_ratios_are_taken_round_by_round() -> None:
-    """A slow moment of the machine that meets both does not change their ratio."""
+    """A rate is the median of the rounds; a slow moment that meets both queues costs no ratio."""
+    assert Series("first", Shape(1, 1), runs(1.0, 2.0, 1.0)).rate == pytest.approx(100)
     base = Series("first", Shape(1, 1), runs(1.0, 2.0))
     assert Series("second", Shape(1, 1), runs(2.0, 4.0)).ratios(base) == [0.5, 0.5]
 
@@ -690,9 +629,12 @@ def test_json_is_read_back() -> None:
     "text", ["", "[]", "{}", '{"queueproof": {"format": 99}}', '{"verdict": 1}']
 )
 def test_another_file_is_no_report(text: str) -> None:
-    """What is no report is an error of the user's, not a traceback."""
+    """What is no report, or lacks what one should have, is an error of the user's."""
     with pytest.raises(BenchError):
         BenchReport.from_json(text)
+    damaged = BenchReport({"rounds": 3, "cores": 2, "date": "2026-01-02"}, report().entries)
+    with pytest.raises(BenchError, match="this is no benchmark of queueproof: UndefinedError"):
+        render.section(damaged.to_json(), "a.json")
 
 
 def test_a_report_with_a_limit_says_what_share_of_it_each_queue_does() -> None:
@@ -719,7 +661,10 @@ def test_pytest_benchmark_reads_the_json(tmp_path: Path) -> None:
 
 
 def test_markdown_begins_with_the_answer() -> None:
-    """Then come the chart, the figures with spread and ratio, and the method."""
+    """Then come the chart, the figures with spread and ratio, and the method.
+
+    A figure without fsync is not to be taken for one with it.
+    """
     text = render.markdown(report(), "chart.svg")
     order = ["as a multiple of that: second", "(chart.svg)", "## Jobs/s, 4 workers"]
     order += ["## Method", "fsync=on"]
@@ -730,20 +675,16 @@ def test_markdown_begins_with_the_answer() -> None:
     assert "| 16 | 1 | none | second | 25 (1 round) | 0.25x (0.25 to 0.25) | 50% |" in text
     assert "300 (**38%**)" in text
     assert "- second at batch/workers 10/4: it takes <one> job." in text
+    loose = BenchReport(METHOD | {"durable": False}, report().entries)
+    assert ["not durable" in one for one in (text, render.markdown(loose))] == [False, True]
 
 
 def test_queues_within_the_noise_are_not_ranked() -> None:
     """Those whose rounds overlap stand together; a queue like the first one is told as such."""
-    found = BenchReport(
-        METHOD,
-        [
-            Series("first", Shape(1, 4), runs(1.0, 1.0, 1.1)),
-            Series("alike", Shape(1, 4), runs(1.0, 1.05, 1.1)),
-            Series("fast", Shape(1, 4), runs(0.50, 0.52, 0.51)),
-            Series("faster", Shape(1, 4), runs(0.51, 0.51, 0.50)),
-        ],
-    )
-    told = " ".join(render.answers(found))
+    rounds = {"first": (1.0, 1.0, 1.1), "alike": (1.0, 1.05, 1.1)}
+    rounds |= {"fast": (0.50, 0.52, 0.51), "faster": (0.51, 0.51, 0.50)}
+    entries = [Series(name, Shape(1, 4), runs(*each)) for name, each in rounds.items()]
+    told = " ".join(render.answers(BenchReport(METHOD, entries)))
     assert "as a multiple of that: fast and faster 2.0; alike about the same." in told
     assert "the rates of their rounds overlap" in told
     assert "overlap" not in " ".join(render.answers(report()))
@@ -765,14 +706,6 @@ def test_the_recorded_figures_are_shown_as_they_are() -> None:
     for name, page in pages(recorded).items():
         assert page == (results / name).read_text(encoding="utf-8")
     assert render.svg(recorded) == (results / "throughput.svg").read_text(encoding="utf-8")
-
-
-def test_undurable_settings_are_pointed_out() -> None:
-    """A figure without fsync is not to be taken for one with it."""
-    loose = report()
-    loose.method = METHOD | {"durable": False}
-    assert "not durable" in render.markdown(loose)
-    assert "not durable" not in render.markdown(report())
 
 
 EVIL = """</script></svg><script>alert(1)</script>'"><img src=x onerror=alert(1)>"""
@@ -849,14 +782,6 @@ def test_the_chart_is_the_same_each_time() -> None:
     assert {"first", "second", "0.067x", "4 workers"} <= set(re.findall(">([^<>]+)</text>", drawn))
 
 
-def test_a_damaged_benchmark_is_told() -> None:
-    """A file that begins well and lacks what it should have is an error of one line."""
-    damaged = report()
-    damaged.method = {"rounds": 3, "cores": 2, "date": "2026-01-02"}
-    with pytest.raises(BenchError, match="this is no benchmark of queueproof: UndefinedError"):
-        render.section(damaged.to_json(), "a.json")
-
-
 @pytest.mark.node
 def test_the_plan_has_every_strategy_and_load() -> None:
     """All at 4 workers, real queues too; the fastest at 1 and 16; the convoy with a hold."""
@@ -877,8 +802,7 @@ def test_the_plan_has_every_strategy_and_load() -> None:
 
 def test_a_comparison_at_a_batch_that_a_claim_cannot_take_names_the_remedy() -> None:
     """Both queues are named, and the batch that they take."""
-    single = CLAIM.replace(":limit", "1").replace("(limit)", "")
-    (pair,) = groups([queue(name, claim=single) for name in ("old.sql", "new.sql")], [10], [1])
+    (pair,) = groups([queue(name, claim=SINGLE) for name in ("old.sql", "new.sql")], [10], [1])
     told = "old.sql: its claim .*; new.sql: its claim has no limit: .*; add --batch 1$"
     with pytest.raises(QueueError, match=told):
         compare(pair, Setting(postgres="nowhere"))

@@ -14,6 +14,7 @@ from queueproof.queues.sqlfile import load
 from queueproof.run.runner import Runner
 from queueproof.schedule.actors import DRAINER
 from queueproof.schedule.programs import JobSpec
+from tests.fix_histories import each
 from tests.fix_labs import LabOf
 from tests.fix_plays import play
 from tests.fix_programs import finished
@@ -67,9 +68,7 @@ SELECT id, status AS state, attempts FROM jobs;
 
 
 @pytest.mark.parametrize("options", [[], ["--create"], ["--schema=public", "--inserts"]])
-def test_a_dump_is_taken_as_it_is(
-    database: str, lab_of: LabOf, tmp_path: Path, options: list[str]
-) -> None:
+def test_a_dump_is_taken(database: str, lab_of: LabOf, tmp_path: Path, options: list[str]) -> None:
     """Tables, rows and DEFAULTs of a dump are there, and its times are the moved clock's."""
     tell(database, TEAM)
     pg_dump = find_embedded("").directory / "pg_dump"
@@ -85,9 +84,7 @@ def test_a_dump_is_taken_as_it_is(
     assert check(run.history, declared).violations == []
 
 
-def test_what_needs_a_missing_extension_is_told_where_there_is_one(
-    lab_of: LabOf, tmp_path: Path
-) -> None:
+def test_what_needs_a_missing_extension_is_told_where_it_is(lab_of: LabOf, tmp_path: Path) -> None:
     """A dump's extension that nothing needs is nothing to the queue; else the message names it."""
     dump = "CREATE EXTENSION IF NOT EXISTS no_such WITH SCHEMA public;\nCREATE TABLE jobs ();\n"
     (tmp_path / "dump.sql").write_text(dump)
@@ -115,13 +112,6 @@ CREATE TRIGGER touched BEFORE UPDATE ON notes FOR EACH ROW EXECUTE FUNCTION exte
 """
 
 
-def test_a_temporary_table_is_told_as_one(lab_of: LabOf) -> None:
-    """PostgreSQL itself says no more than that it is not there."""
-    lab = lab_of(queue_file(table="CREATE TEMP TABLE jobs (id bigserial PRIMARY KEY);"))
-    with pytest.raises(QueueError, match=r"schema makes jobs a temporary table, which no other"):
-        calibrate(lab)
-
-
 @pytest.mark.parametrize("schema", [HOSTED, f"BEGIN;{HOSTED}COMMIT;"], ids=["", "in one"])
 def test_all_that_a_host_would_bring_is_told_at_once(lab_of: LabOf, schema: str) -> None:
     """What a schema names and nobody made is told as stubs, with which it can be installed.
@@ -135,36 +125,28 @@ def test_all_that_a_host_would_bring_is_told_at_once(lab_of: LabOf, schema: str)
     assert lab_of(queue_file(more=told + schema)).tables.names
 
 
-@pytest.mark.parametrize(
-    ("schema", "told"),
-    [
-        ("BEGIN;\nCREATE TABLE t ();", r"sql:\d+: schema leaves a transaction open: end it"),
-        ("INSERT INTO jobs DEFAULT VALUES;", "answered: does the schema put jobs into a table"),
-        ("CREATE SCHEMA a; SET search_path = a; DROP TABLE public.jobs; CREATE TABLE jobs ();",
-         "SET search_path ends with its connection: name the table's schema"),
-    ],
-)  # fmt: skip
-def test_what_a_schema_leaves_behind_is_told(lab_of: LabOf, schema: str, told: str) -> None:
-    """Jobs that nobody has enqueued, and a setting that no worker has."""
-    with pytest.raises(QueueError, match=told):
+@each(r"""
+    schema => told
+    a transaction that it leaves open
+        BEGIN; CREATE TABLE t (); => sql:\d+: schema leaves a transaction open: end it
+    jobs that nobody has enqueued
+        INSERT INTO jobs DEFAULT VALUES; => answered: does the schema put jobs into a table
+    a setting that no worker has
+        CREATE SCHEMA a; SET search_path = a; DROP TABLE public.jobs; CREATE TABLE jobs ();
+        => SET search_path ends with its connection: name the table's schema
+    a temporary table, of which PostgreSQL says no more than that it is not there
+        DROP TABLE jobs; CREATE TEMP TABLE jobs (id bigserial PRIMARY KEY);
+        => schema makes jobs a temporary table, which no other
+    a role that a host brings is the server's: the grant is to be left out
+        GRANT SELECT ON jobs TO anon; => role "anon" does not .*\n.*: leave this line out
+    a mistake, which no stub helps, as it is
+        CREATE TABEL notes (); => rejected this SQL: syntax error(.|\n)*\^\Z
+    a message of its own as far as somebody reads, and the place
+        DO $$ BEGIN RAISE EXCEPTION 'begins %', repeat('x', 100000); END $$;
+        => rejected this SQL: begins x+ … \(P0001\)
+""")
+def test_what_is_wrong_with_a_schema_is_told(lab_of: LabOf, schema: str, told: str) -> None:
+    """In a message that somebody can read to its end, be it rejected or found out later."""
+    with pytest.raises(QueueError, match=told) as refused:
         calibrate(lab_of(queue_file(more=schema)))
-
-
-def test_a_role_is_the_server_s(lab_of: LabOf) -> None:
-    """A grant to one that a host brings is to be left out."""
-    with pytest.raises(QueueError, match=r'role "anon" does not .*\n.*: leave this line out'):
-        lab_of(queue_file(more="GRANT SELECT ON jobs TO anon;"))
-
-
-def test_what_no_stub_helps_is_told_as_it_is(lab_of: LabOf) -> None:
-    """A mistake in the schema gets no advice about somebody else's."""
-    with pytest.raises(QueueError, match=r"rejected this SQL: syntax error(.|\n)*\^\Z"):
-        lab_of(queue_file(more="CREATE TABEL notes ();"))
-
-
-def test_a_message_of_the_queue_s_own_is_told_as_far_as_somebody_reads(lab_of: LabOf) -> None:
-    """What it says before that is there, and the place too."""
-    raises = "DO $$ BEGIN RAISE EXCEPTION 'begins %', repeat('x', 100000); END $$;"
-    with pytest.raises(QueueError, match=r"rejected this SQL: begins x+ … \(P0001\)") as refused:
-        lab_of(queue_file(more=raises))
     assert len(str(refused.value)) < 3_000

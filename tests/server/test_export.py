@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -37,6 +37,7 @@ from queueproof.search.shrink import Failure, find
 from queueproof.search.tokens import encode_token
 from queueproof.testing import must_hold
 from tests.fix_commands import Command
+from tests.fix_histories import each
 from tests.fix_labs import LabOf
 from tests.fix_places import BROKEN, DOUBLE_CLAIM, REFERENCE, STRATEGIES
 from tests.fix_plays import play
@@ -45,8 +46,6 @@ from tests.fix_queues import queue_file
 from workshop.permutations import find_isolationtester, measure
 
 RACE = play("w1 claims | w2 claims")
-LAPSE = "+lease; reaper recovers"
-LATE = play(f"w1 claims; {LAPSE}; w2 claims")
 LOST = Violation("no-lost-job", "it is a test", None, -2)
 TIMES = {1114, 1184}  # pg_type.oid of timestamp and timestamptz: these differ from run to run
 
@@ -198,19 +197,22 @@ Told = Callable[..., tuple[Failure, str]]
 
 @pytest.fixture
 def told(monkeypatch: pytest.MonkeyPatch, server: Server, lab_of: LabOf) -> Told:
-    """Finds a story, runs it once more, and compares its spec with that run."""
+    """Runs a program, or its first story of a break again, and compares its spec with that run."""
 
     def told(
-        queue: str, guarantee: str, program: Program, conditions: Conditions = PLAIN
+        queue: str, program: Program, conditions: Conditions = PLAIN, *, breaks: str = ""
     ) -> tuple[Failure, str]:
-        lab = lab_of(STRATEGIES / f"{queue}.sql")
-        offer = Offer(lab.queue, held=False)
+        lab = lab_of(queue if "\n" in queue else STRATEGIES / f"{queue}.sql")
+        offer = Offer(lab.queue, held=queue == "hold_open")
         runner = runner_under(lab, offer, conditions)
-        failure = find(runner, declare(offer), program, guarantee, budget=250)
-        assert failure is not None
+        failure = Failure(program, (), Run(History()), LOST, conditions)
+        if breaks:
+            found = find(runner, declare(offer), program, breaks, budget=250)
+            assert found is not None
+            failure = found
         with monkeypatch.context() as patch:
             recorder = Recorder(patch)
-            failure.run.trace[:] = runner.run(program, failure.schedule).trace
+            failure = replace(failure, run=runner.run(program, failure.schedule))
         spec = spec_of(lab, failure)
         assert_same(failure, recorder, spec, server)
         return failure, spec
@@ -229,7 +231,7 @@ def test_a_race_between_two_statements(told: Told) -> None:
 
     Its paths lead to isolationtester and initdb, below site-packages.
     """
-    _, spec = told("broken/single_claim_select_then_update", "single-claim", RACE)
+    _, spec = told("broken/single_claim_select_then_update", RACE, breaks="single-claim")
     assert spec.startswith("# single-claim: No job is held by two workers at once.\n")
     assert "#     w1_claim_2: => job 1 (attempt 1)\n" in spec
     assert "#     w2_claim_2: => job 1 (attempt 2)   <-- broken here\n" in spec
@@ -243,120 +245,78 @@ def test_a_race_between_two_statements(told: Told) -> None:
     assert (place.parent / programs / "initdb").exists()
 
 
-def test_a_race_inside_a_statement(told: Told) -> None:
-    """A session that stops with its snapshot taken stops in isolationtester."""
-    inside = Conditions(gate="statement")
-    _, spec = told("broken/single_claim_stale_snapshot", "single-claim", RACE, inside)
-    assert "release_w1" in spec.partition("\npermutation\n")[2].split()
+@each("""
+    queue => breaks => under => program => jobs => said
+    a session that stops inside a statement, with its snapshot taken
+        broken/single_claim_stale_snapshot => single-claim => gate=statement
+        => w1 claims | w2 claims => 1 => permutation … release_w1
+    a lease that runs out by a step of the session clock, and a late worker that is accepted
+        broken/fencing_id_only => fencing =>
+        => w1 claims; +lease; reaper recovers; w2 claims; w1 completes => 1
+        => w1_complete_1: → accepted <-- broken here
+        … AND status = 'running' RETURNING true AS affected;
+    a deadlock that the server finds in the session that the harness had chosen
+        broken/no_deadlock_unordered_batch => no-deadlock => gate=row
+        => w1 claims 2; +lease; reaper recovers; w2 claims 2; w1 batches | w2 batches => 2
+        => ERROR 40P01: deadlock detected <-- broken here … pass_w1
+    a claim that waits for another's job
+        broken/non_blocking_for_update => non-blocking => => w1 claims | w2 claims => 1 =>
+    a worker that dies in the transaction of its claim and gives the job back at once
+        hold_open => => => w1 claims, crashes; w2 claims => 1 => step terminate_w1
+    a worker that dies while it waits: its statement ends with its backend
+        for_update => => => w1 claims, completes | w2 claims | reaper crashes 2 => 1
+        => step terminate_w2
+    a worker whose backend was ended acts again, in a session of its own
+        skip_locked => => => w1 claims; nemesis terminates 1; w1 completes => 1
+        => session w1_life2
+    a lost answer: what a worker's last statement did stands, and nobody learns of it
+        skip_locked => => => nemesis loses 1; w1 claims; w2 claims => 1 =>
+    tables whose physical order is turned round
+        skip_locked => => => janitor rewrites; w1 claims; w1 beats => 2 => rewrite_tables
+    partitions
+        sound/partitioned => => gate=row
+        => w1 claims, completes | w2 claims, completes; +lease; reaper recovers => 2 =>
+    functions
+        sound/plpgsql_function => => gate=statement
+        => w1 claims, completes | w2 claims, completes; +lease; reaper recovers => 2 =>
+    retries
+        sound/serializable_retry => => isolation=serializable
+        => w1 claims, completes | w2 claims, completes; +lease; reaper recovers => 2 =>
+    a pooler's swaps
+        skip_locked => => pooled=first idle
+        => w1 claims, completes | w2 claims, completes; +lease; reaper recovers => 2 =>
+""")
+def test_a_spec_comes_to_the_same(
+    told: Told, queue: str, breaks: str, under: str, program: str, *, jobs: str, said: str
+) -> None:
+    """In isolationtester each statement waits, and is answered, as it was in the run.
 
-
-def test_a_move_of_the_clock(told: Told) -> None:
-    """A lease runs out by a step of the session clock, and the late worker is accepted."""
-    program = play(f"w1 claims; {LAPSE}; w2 claims; w1 completes")
-    _, spec = told("broken/fencing_id_only", "fencing", program)
-    assert "#     w1_complete_1: => accepted   <-- broken here\n" in spec
-    assert "\n  AND status = 'running'\nRETURNING true AS affected;\n" in spec
-
-
-def test_a_deadlock(told: Told) -> None:
-    """The server finds the deadlock in the session that the harness had chosen."""
-    batches = play(f"w1 claims 2; {LAPSE}; w2 claims 2; w1 batches | w2 batches", 2)
-    rows = Conditions(gate="row")
-    _, spec = told("broken/no_deadlock_unordered_batch", "no-deadlock", batches, rows)
-    assert "ERROR 40P01: deadlock detected   <-- broken here\n" in spec
-    assert "pass_w1" in spec
+    What the spec says stands there in its order.
+    """
+    facts: dict[str, Any] = dict([under.split("=")]) if under else {}
+    _, spec = told(queue, play(program, int(jobs)), Conditions(**facts), breaks=breaks)
+    words = map(re.escape, said.replace("→", "=>").split(" … "))
+    assert re.search(".*".join(words), " ".join(spec.split()))
 
 
 def test_a_deadlock_with_an_old_snapshot(told: Told) -> None:
     """A session stops at both gates, and passes those of the operations before."""
     between = f"w2 advances {past(30.0)}, wholly recovers, wholly claims 2, batches"
-    program = play(f"w1 claims 2; w1 batches | {between}", 2)
-    every = Conditions(gate="every")
-    failure, spec = told("broken/no_deadlock_one_statement", "no-deadlock", program, every)
+    program, every = play(f"w1 claims 2; w1 batches | {between}", 2), Conditions(gate="every")
+    failure, spec = told("broken/no_deadlock_one_statement", program, every, breaks="no-deadlock")
     stops = [(beat.actor, beat.text) for beat in failure.run.trace if beat.event == "stops"]
-    assert stops[0] == ("w1", "statement")
-    assert stops[-1] == ("w2", "row")
+    assert (stops[0], stops[-1]) == (("w1", "statement"), ("w2", "row"))
     assert "ERROR 40P01: deadlock detected   <-- broken here\n" in spec
 
 
-def test_a_convoy(told: Told) -> None:
-    """A claim that waits for another's job is shown as waiting."""
-    told("broken/non_blocking_for_update", "non-blocking", RACE)
-
-
-Exported = Callable[..., str]
-
-
-@pytest.fixture
-def exported(monkeypatch: pytest.MonkeyPatch, server: Server, lab_of: LabOf) -> Exported:
-    """Runs a program to the end, and compares its spec with that run."""
-
-    def exported(queue: str, program: Program, conditions: Conditions = PLAIN) -> str:
-        lab = lab_of(queue if "\n" in queue else STRATEGIES / queue)
-        runner = runner_under(lab, Offer(lab.queue, held=queue == "hold_open.sql"), conditions)
-        with monkeypatch.context() as patch:
-            recorder = Recorder(patch)
-            done = runner.run(program)
-        failure = Failure(program, (), done, LOST, conditions)
-        spec = spec_of(lab, failure)
-        assert_same(failure, recorder, spec, server)
-        return spec
-
-    return exported
-
-
-def test_a_crash_ends_the_session(exported: Exported) -> None:
-    """A worker that dies in the transaction of its claim gives the job back at once."""
-    assert "step terminate_w1\n" in exported("hold_open.sql", play("w1 claims, crashes; w2 claims"))
-
-
-def test_what_somebody_keeps_in_public_stays(exported: Exported, server: Server) -> None:
+def test_what_somebody_keeps_in_public_stays(told: Told, server: Server) -> None:
     """The end of a spec empties the schema: where something is in it, nothing is begun."""
-    spec = exported("skip_locked.sql", play("w1 claims"))
+    _, spec = told("skip_locked", play("w1 claims"))
     with server.database() as conninfo, psycopg.connect(conninfo, autocommit=True) as kept:
         kept.execute("CREATE TABLE public.kept ()")
         done = finished(find_isolationtester(), conninfo, input=spec)
         assert (done.returncode, "run this on an empty database" in done.stderr) == (1, True)
         assert kept.execute("SELECT to_regclass('public.kept')").fetchone() == ("kept",)
-
-
-def test_a_worker_that_waits_may_die(exported: Exported) -> None:
-    """A statement that is running when its worker dies ends with its backend."""
-    spec = exported("for_update.sql", play("w1 claims, completes | w2 claims | reaper crashes 2"))
-    assert "step terminate_w2\n" in spec
-
-
-def test_an_ended_backend_is_replaced(exported: Exported) -> None:
-    """A worker whose backend was ended acts again, in a session of its own."""
-    spec = exported("skip_locked.sql", play("w1 claims; nemesis terminates 1; w1 completes"))
-    assert "session w1_life2\n" in spec
-
-
-def test_a_lost_answer(exported: Exported) -> None:
-    """What a worker's last statement did stands, and nobody learns of it."""
-    exported("skip_locked.sql", play("nemesis loses 1; w1 claims; w2 claims"))
-
-
-def test_tables_that_are_rewritten(exported: Exported) -> None:
-    """A table whose physical order is turned round is turned round there too."""
-    spec = exported("skip_locked.sql", play("janitor rewrites; w1 claims; w1 beats", 2))
-    assert "rewrite_tables" in spec
-
-
-@pytest.mark.parametrize(
-    ("queue", "conditions"),
-    [
-        ("sound/partitioned.sql", Conditions(gate="row")),
-        ("sound/plpgsql_function.sql", Conditions(gate="statement")),
-        ("sound/serializable_retry.sql", Conditions(isolation="serializable")),
-        ("skip_locked.sql", Conditions(pooled="first idle")),
-    ],
-)
-def test_other_designs_and_conditions(
-    exported: Exported, queue: str, conditions: Conditions
-) -> None:
-    """Partitions, functions, retries and a pooler's swaps come to the same in isolationtester."""
-    exported(queue, play(f"w1 claims, completes | w2 claims, completes; {LAPSE}", 2), conditions)
 
 
 PINNED = queue_file(
@@ -373,9 +333,10 @@ RETURNING id;""",
 )
 
 
-def test_a_function_with_a_search_path_of_its_own_sees_the_clock(exported: Exported) -> None:
+def test_a_function_with_a_search_path_of_its_own_sees_the_clock(told: Told) -> None:
     """The lab lets such a function see the moved clock, and so does the spec."""
-    assert "#     w2_claim_1: => job 1\n" in exported(PINNED, play("w1 claims; +lease; w2 claims"))
+    _, spec = told(PINNED, play("w1 claims; +lease; w2 claims"))
+    assert "#     w2_claim_1: => job 1\n" in spec
 
 
 def test_a_killed_server_is_refused(lab_of: LabOf) -> None:
@@ -394,17 +355,14 @@ RANDOM = queue_file(
 
 
 def test_values_that_differ_from_run_to_run_are_refused(lab_of: LabOf) -> None:
-    """A spec has no variables: a job's random id cannot be named in it."""
+    """A spec has no variables: it can name a job by what each run of a schedule sends, no more."""
     program, runner = play("w1 claims, completes"), Runner(lab_of(RANDOM))
     one, other = (Failure(program, (), runner.run(program), LOST) for _ in range(2))
     with pytest.raises(QueueproofError, match=r":id differs from run to run"):
         refuse_varying(one, other)
-
-
-def test_values_that_repeat_are_not_refused(lab_of: LabOf) -> None:
-    """Two runs of one schedule send the same, where the queue's values are its own."""
     lab = lab_of(REFERENCE)
-    one, other = (Failure(LATE, (), Runner(lab).run(LATE), LOST) for _ in range(2))
+    late = play("w1 claims; +lease; reaper recovers; w2 claims")
+    one, other = (Failure(late, (), Runner(lab).run(late), LOST) for _ in range(2))
     refuse_varying(one, other)
     assert _Spec(one, lab)._order == _Spec(other, lab)._order
 
@@ -461,22 +419,20 @@ def test_parameters_are_literals_of_their_type(value: Parameter, expected: str) 
     ],
 )
 def test_only_the_end_of_a_block_is_a_brace(sql: str, expected: str) -> None:
-    """The first closing brace would end the block, wherever it stands."""
+    """The first would end the block, wherever it stands: in a quoted name, then, it is refused."""
     assert braced(sql) == f"{{\n{expected};\n}}"
-
-
-def test_a_name_with_a_brace_is_refused() -> None:
-    """A quoted name cannot be written without its brace."""
     with pytest.raises(QueueproofError, match="closing brace"):
         braced('SELECT 1 AS "}"')
 
 
+RACED: dict[str, Any] = {"program": RACE.to_data(), "under": {}, "broken": "single-claim"}
+
+
 def written(path: Path, queue: str, **under: str) -> Callable[[], None]:
     """The test that is written for a race, with a queue of `strategies/`."""
-    data = {"program": RACE.to_data(), "schedule": [0, 1], "under": under, "broken": "single-claim"}
     text = to_test(
         'Broken: a "told" story, """quoted""" and C:\\told.',
-        data,
+        {**RACED, "schedule": [0, 1], "under": under},
         guarantee="single-claim",
         queue=f'Path(__file__).parent / "{STRATEGIES / queue}"',
         command="again",
@@ -490,37 +446,24 @@ def written(path: Path, queue: str, **under: str) -> Callable[[], None]:
 
 
 @pytest.mark.parametrize(
-    ("queue", "under"),
-    [
-        ("broken/single_claim_select_then_update.sql", {}),
-        ("broken/single_claim_stale_snapshot.sql", {"gate": "statement"}),
-    ],
+    ("queue", "under"), [("select_then_update", {}), ("stale_snapshot", {"gate": "statement"})]
 )
-def test_the_written_test_fails_on_the_broken_queue(
+def test_a_written_test_fails_until_mended(
     tmp_path: Path, queue: str, under: dict[str, str]
 ) -> None:
-    """The story is the message of its failure."""
-    test = written(tmp_path / "test_queue.py", queue, **under)
+    """The story is the message of its failure; mended, the program holds in every interleaving."""
+    test = written(tmp_path / "test_queue.py", f"broken/single_claim_{queue}.sql", **under)
     with pytest.raises(AssertionError, match=r"Broken: w\d got a job that w\d already holds"):
         test()
-
-
-@pytest.mark.parametrize("under", [{}, {"gate": "statement"}])
-def test_the_written_test_passes_on_the_mended_queue(tmp_path: Path, under: dict[str, str]) -> None:
-    """Mended, the same program holds in every interleaving."""
     written(tmp_path / "test_queue.py", "skip_locked.sql", **under)()
 
 
 def test_what_is_no_longer_offered_does_not_pass(tmp_path: Path) -> None:
-    """A queue that lost the operations of a story has not been mended."""
+    """A queue without a story's operations has not been mended; a guarantee may be misspelt."""
     path = tmp_path / "queue.sql"
     path.write_text(queue_file(complete="", jobs=""))
     with pytest.raises(AssertionError, match="fencing is not offered"):
-        must_hold("fencing", path, program=LATE)
-
-
-def test_an_unknown_guarantee_is_refused() -> None:
-    """A guarantee that was misspelt by hand is the user's error."""
+        must_hold("fencing", path, program=RACE)
     with pytest.raises(QueueproofError, match="'single-clam' is no guarantee"):
         must_hold("single-clam", REFERENCE, program=RACE)
 
@@ -532,15 +475,12 @@ def token(queue: Path, guarantee: str, **data: object) -> str:
 
 def race_token(*schedule: int) -> str:
     """The story that workers race for a job."""
-    data = {"program": RACE.to_data(), "schedule": schedule, "under": {}, "broken": "single-claim"}
-    return token(DOUBLE_CLAIM, "single-claim", **data)
+    return token(DOUBLE_CLAIM, "single-claim", **RACED, schedule=schedule)
 
 
 @pytest.mark.usefixtures("on_server")
 @pytest.mark.parametrize("form", ["spec", "py", "mmd"])
-def test_a_story_is_written_where_it_happened_again(
-    tmp_path: Path, form: str, command: Command, server: Server
-) -> None:
+def test_a_story_is_written(tmp_path: Path, form: str, command: Command, server: Server) -> None:
     """The replay exits 1 as ever, and its file holds the story."""
     path = tmp_path / f"test_story.{form}"
     ran = command("replay", DOUBLE_CLAIM, race_token(1, 1), "--export", path)
@@ -563,9 +503,7 @@ def test_a_story_is_written_where_it_happened_again(
     ("form", "message"),
     [("spec", "no order of statements tells this story"), ("mmd", "has no steps to be drawn")],
 )
-def test_a_probes_story_is_no_spec(
-    tmp_path: Path, command: Command, form: str, message: str
-) -> None:
+def test_a_probe_has_no_spec(tmp_path: Path, command: Command, form: str, message: str) -> None:
     """What no order of statements tells is refused, and nothing is written."""
     queue = BROKEN / "backoff_none.sql"
     told = token(queue, "backoff", probe=True)

@@ -19,7 +19,7 @@ from queueproof.schedule.moments import DAY
 from queueproof.search.reduce import LONG, reduced
 from queueproof.search.shrink import Failure, find, one_by_one, shrink
 from tests.fix_labs import LabOf
-from tests.fix_places import BROKEN, SKIP_LOCKED
+from tests.fix_places import BROKEN, SKIP_LOCKED, reference
 from tests.fix_plays import play
 from tests.fix_queues import queue_file
 
@@ -49,15 +49,8 @@ def test_a_long_program_gets_short(lab_of: LabOf) -> None:
 
 def test_ids_grow_beyond_an_int4(lab_of: LabOf) -> None:
     """A cast of the id that holds for two billion jobs is met by crowds whose ids begin there."""
-    cast = SKIP_LOCKED.replace(
-        "UPDATE jobs\nSET status     = CASE", "UPDATE jobs\nSET status = CASE"
-    )
-    text = cast.replace(
-        "last_error = left(:error, 2000),\n    updated_at = now()\nWHERE id = :id",
-        "last_error = left(:error, 2000),\n    updated_at = now()\nWHERE id = (:id)::int",
-    )
-    assert text != cast
-    lab = lab_of(text)
+    failing = "last_error = left(:error, 2000),\n    updated_at = now()\nWHERE id = "
+    lab = lab_of(reference(f"{failing}:id", f"{failing}(:id)::int"))
     assert not list(failures(lab))
     first = next(failures(lab, FAR))
     assert first.violation.guarantee == "live-lease"
@@ -100,9 +93,7 @@ NOWHERE = SKIP_LOCKED.replace("WHERE queue = :queue", "WHERE queue = :queue AND 
 
 
 @pytest.mark.parametrize("accepted", [False, True])
-def test_what_is_in_a_story_explains_it_unless_it_is_accepted(
-    lab_of: LabOf, *, accepted: bool
-) -> None:
+def test_what_is_in_a_story_explains_it_unless_accepted(lab_of: LabOf, *, accepted: bool) -> None:
     """A job that no claim looks at is lost; that others stand beside it is not to blame."""
     breaks = '-- [breaks]\n-- no-lost-job = "known"\n-- ///\n\n-- name: schema#'
     text = NOWHERE.replace("-- ///\n\n-- name: schema#", breaks) if accepted else NOWHERE
@@ -158,9 +149,7 @@ UPDATE jobs SET {AGAIN} WHERE id = ANY (:ids) AND status = 'running' RETURNING i
 
 
 @pytest.mark.parametrize("fail_fast", [False, True])
-def test_a_story_that_stands_alone_is_looked_for_where_the_first_does_not(
-    lab_of: LabOf, *, fail_fast: bool
-) -> None:
+def test_a_story_that_stands_alone_is_looked_for(lab_of: LabOf, *, fail_fast: bool) -> None:
     """The claim has a job before it says since when; the first story of that holds another's."""
     wanted = select(["live-lease"])
     (live,) = check_queue(lab_of(DATED_LATER), wanted, fail_fast=fail_fast).guarantees

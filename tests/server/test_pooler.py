@@ -73,9 +73,7 @@ def pooled(lab: Lab, policy: Pooled, *, held: bool = False) -> Runner:
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-def test_no_transaction_runs_on_the_connection_of_the_one_before(
-    lab_of: LabOf, policy: Pooled
-) -> None:
+def test_no_transaction_has_the_connection_of_the_one_before(lab_of: LabOf, policy: Pooled) -> None:
     """Each transaction of a worker is sent on another connection than its last."""
     lab = lab_of(queue())
     work = "w1 claims, completes 0, claims, completes 1, claims, completes 2"
@@ -279,9 +277,7 @@ def test_a_password_goes_where_nobody_reads_it(
 
 @pytest.mark.pgbouncer
 @pytest.mark.usefixtures("pgbouncer")
-def test_nothing_is_left_behind_when_the_run_is_killed(
-    database: str, begin: Begin, eventually: Eventually
-) -> None:
+def test_a_killed_run_leaves_nothing(database: str, begin: Begin, eventually: Eventually) -> None:
     """A run that is killed takes PgBouncer and its directory with it."""
     code = (
         "import sys; from queueproof.postgres.pooler import *\n"
@@ -298,18 +294,14 @@ def test_nothing_is_left_behind_when_the_run_is_killed(
         os.kill(pid, 0)
 
 
-def test_a_pgbouncer_that_dies_says_why(database: str) -> None:
-    """What it wrote before it died is the message: here env, which cannot run the configuration."""
+def test_a_pgbouncer_that_dies_says_why(
+    lab_of: LabOf, database: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What it wrote is the message (here env, which cannot run the configuration), no verdict."""
     env, told = Path("/usr/bin/env"), "could not be started: .*Permission denied"
     with pytest.raises(ServerUnavailableError, match=told), open_pooler(database, env):
         pass
-
-
-def test_a_pgbouncer_that_does_not_start_is_no_verdict(
-    lab_of: LabOf, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The guarantee is then inconclusive, with what PgBouncer wrote."""
-    monkeypatch.setattr("queueproof.probes.pooling.find_pgbouncer", lambda: Path("/usr/bin/env"))
+    monkeypatch.setattr("queueproof.probes.pooling.find_pgbouncer", lambda: env)
     lab = lab_of(queue())
     assert "Permission denied" in PROBES["pooler-safe"].watch(lab, offered(lab), 0, untold).unable
 

@@ -9,7 +9,7 @@ import pytest
 
 from queueproof.errors import QueueError
 from queueproof.examine.calibrate import calibrate
-from queueproof.history.calls import Contradiction, History
+from queueproof.history.calls import Contradiction
 from queueproof.judge.answers import contradiction, is_raced
 from queueproof.judge.checker import check, declare
 from queueproof.probes import backoff
@@ -23,7 +23,7 @@ from queueproof.schedule.programs import JobSpec
 from queueproof.space.pieces import LOOKS
 from tests.fix_histories import Told
 from tests.fix_labs import LabOf
-from tests.fix_places import SKIP_LOCKED, text_of
+from tests.fix_places import SKIP_LOCKED, reference, text_of
 from tests.fix_plays import play
 from tests.fix_queues import HOLDS, queue_file
 
@@ -86,9 +86,7 @@ def test_a_wait_that_a_recovery_ends_is_no_wait_for_ever(lab_of: LabOf) -> None:
     assert len(found.found) == 2
 
 
-def test_a_fail_that_takes_its_time_makes_no_wait_longer(
-    lab_of: LabOf, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_slow_fail_makes_no_wait_longer(lab_of: LabOf, monkeypatch: pytest.MonkeyPatch) -> None:
     """A wait of 5 s is not measured as more, and what is longer is not asked of the next one."""
     lab: Lab = lab_of(SKIP_LOCKED)
     end: Callable[..., bool] = backoff._end
@@ -104,43 +102,37 @@ def test_a_fail_that_takes_its_time_makes_no_wait_longer(
 
 
 # Each looks into another sixth of the line: an offset that is drawn does so by chance.
-SOMEWHERE = SKIP_LOCKED.replace(
-    "-- name: schema#\n", "-- name: schema#\nCREATE SEQUENCE turns;\n"
-).replace("  LIMIT :limit\n", "  OFFSET (SELECT nextval('turns') % 6) LIMIT :limit\n")
-NOWHERE = SKIP_LOCKED.replace("  LIMIT :limit\n", "  OFFSET 1000 LIMIT :limit\n")
+SOMEWHERE = reference(
+    *("-- name: schema#\n", "-- name: schema#\nCREATE SEQUENCE turns;\n"),
+    *("  LIMIT :limit\n", "  OFFSET (SELECT nextval('turns') % 6) LIMIT :limit\n"),
+)
 
 
 def test_a_claim_that_is_empty_now_and_then_is_told(lab_of: LabOf) -> None:
-    """It starves the job that it passes by; the queue works, so that it can be judged."""
+    """It starves the job that it passes by; of one that is always empty nothing can be said."""
     lab = lab_of(SOMEWHERE)
     offer = calibrate(lab)
     assert offer.misses
     found = check(Runner(lab).run(LOOKS).history, declare(offer)).violations
     assert "no-starvation" in {one.guarantee for one in found}
-
-
-def test_a_claim_that_is_always_empty_is_refused(lab_of: LabOf) -> None:
-    """Nothing can be said of a queue whose jobs nobody gets."""
     with pytest.raises(QueueError, match="claim returned nothing, although a job was enqueued"):
-        calibrate(lab_of(NOWHERE))
+        calibrate(lab_of(reference("  LIMIT :limit\n", "  OFFSET 1000 LIMIT :limit\n")))
 
 
-def listed_twice(*, together: bool) -> History:
-    """Two recoveries, and a list that shows the job twice."""
-    apart = "w1 recovers; w2 recovers"
-    both = "begin w1 recovers; begin w2 recovers; end w1; end w2"
-    history = Told(f"enqueue 1; {both if together else apart}; jobs 1=queued").history
-    history.calls[-1] = replace(history.calls[-1], ids=("1", "1"))
-    return history
-
-
-@pytest.mark.parametrize("together", [False, True])
-def test_a_list_that_a_race_made_wrong_is_a_break(*, together: bool) -> None:
+@pytest.mark.parametrize(
+    ("recoveries", "raced"),
+    [
+        ("w1 recovers; w2 recovers", False),
+        ("begin w1 recovers; begin w2 recovers; end w1; end w2", True),
+    ],
+)
+def test_a_list_that_a_race_made_wrong_is_a_break(recoveries: str, *, raced: bool) -> None:
     """Rule 30: two recoveries at once make two of a job; where nothing raced, the list is wrong."""
-    history = listed_twice(together=together)
+    history = Told(f"enqueue 1; {recoveries}; jobs 1=queued").history
+    history.calls[-1] = replace(history.calls[-1], ids=("1", "1"))
     wrong = contradiction(history.calls)
     assert isinstance(wrong, Contradiction)
-    assert is_raced(history.calls, wrong) is together
+    assert is_raced(history.calls, wrong) is raced
     history.contradiction = wrong
     declared = declare(Offer(load_text(SKIP_LOCKED, "q.sql"), held=False))
     (found,) = check(history, declared).violations

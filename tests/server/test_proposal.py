@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -18,6 +17,7 @@ from queueproof.run.runner import Runner
 from queueproof.schedule.moments import past
 from queueproof.search.explore import explore
 from tests.fix_commands import Command
+from tests.fix_histories import each, pairs
 from tests.fix_labs import LabOf
 from tests.fix_plays import play
 from tests.fix_server import tell
@@ -33,7 +33,20 @@ CREATE TABLE jobs (
 );
 CREATE INDEX ON jobs (priority DESC, run_at, id) WHERE status = 'pending';
 """
-ENUM_AND_PARENTS = """
+NOTHING_WAITS = """
+CREATE TABLE thumbs (
+  id serial PRIMARY KEY, photo text, result text, who text, since timestamptz, tries int DEFAULT 0
+);
+COMMENT ON COLUMN thumbs.result IS $$null: to do. 'ok', 'error', or 'busy'$$;
+CREATE INDEX ON thumbs (id) WHERE result IS NULL;
+"""
+SHAPES = {
+    "usual": USUAL,
+    "nothing waits": NOTHING_WAITS,
+    "no state runs": NOTHING_WAITS.replace("result", "status").replace(
+        "'error', or 'busy'", "or 'error'"
+    ),
+    "enum": """
 CREATE TYPE task_state AS ENUM ('queued', 'in_progress', 'succeeded', 'dead', 'cancelled');
 CREATE TABLE tenants (id uuid PRIMARY KEY DEFAULT gen_random_uuid(),
   plan text NOT NULL CHECK (plan IN ('free', 'pro')));
@@ -44,8 +57,8 @@ CREATE TABLE background_tasks (
   finished_at timestamptz, last_err text
 );
 CREATE INDEX ON background_tasks (state, scheduled_for);
-"""
-NUMBERED = """
+""",
+    "numbered": """
 CREATE TABLE "JobQueue" (
   "jobId" bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, "queueName" varchar(100) NOT NULL,
   "payload" text NOT NULL, "status" smallint NOT NULL DEFAULT 0,
@@ -55,15 +68,15 @@ CREATE TABLE "JobQueue" (
 );
 COMMENT ON COLUMN "JobQueue".status IS '0 = pending, 1 = processing, 2 = done, 3 = failed';
 CREATE INDEX ON "JobQueue" ("queueName", status, "runAfter");
-"""
-NO_STATUS = """
+""",
+    "no status": """
 CREATE TABLE delayed_jobs (
   id serial PRIMARY KEY, priority int NOT NULL DEFAULT 0, attempts int NOT NULL DEFAULT 0,
   handler text NOT NULL, last_error text, run_at timestamptz, locked_at timestamptz,
   failed_at timestamptz, locked_by varchar, queue varchar
 );
-"""
-OUTBOX = """
+""",
+    "outbox": """
 CREATE SCHEMA app;
 CREATE TABLE app.outbox_events (
   event_id uuid PRIMARY KEY, aggregate_id uuid NOT NULL, body jsonb NOT NULL,
@@ -71,16 +84,16 @@ CREATE TABLE app.outbox_events (
   next_retry_at timestamptz, claimed_at timestamptz, processed_at timestamptz
 );
 CREATE INDEX ON app.outbox_events (next_retry_at) WHERE status = 'NEW';
-"""
-WITHOUT_ATTEMPTS = """
+""",
+    "without attempts": """
 CREATE TABLE work_items (
   id bigserial PRIMARY KEY, state text NOT NULL
     CHECK (state IN ('ready', 'running', 'complete', 'error', 'dead', 'paused')),
   started_at timestamptz, heartbeat_at timestamptz, data jsonb
 );
 CREATE INDEX ON work_items (id) WHERE state = 'ready';
-"""
-FLAGS = """
+""",
+    "flags": """
 CREATE TABLE print_job (
   print_job_id serial PRIMARY KEY, document bytea NOT NULL, copies int NOT NULL DEFAULT 1,
   processing boolean NOT NULL DEFAULT false, processed boolean NOT NULL DEFAULT false,
@@ -88,8 +101,8 @@ CREATE TABLE print_job (
   insert_date timestamp NOT NULL DEFAULT now(), process_date timestamp
 );
 CREATE INDEX ON print_job (print_job_id);
-"""
-COUNTS_DOWN = """
+""",
+    "counts down": """
 CREATE TABLE email_queue (
   mail_id int GENERATED ALWAYS AS IDENTITY PRIMARY KEY, state smallint NOT NULL DEFAULT 0
     CHECK (state BETWEEN 0 AND 4), not_before timestamp NOT NULL DEFAULT now(),
@@ -98,66 +111,38 @@ CREATE TABLE email_queue (
 COMMENT ON COLUMN email_queue.state IS
   '0 = new, 1 = in progress, 2 = sent, 3 = temporary error (will be retried), 4 = permanent error';
 CREATE INDEX ON email_queue (not_before, mail_id) WHERE state = 0;
-"""
-NOTHING_WAITS = """
-CREATE TABLE thumbs (
-  id serial PRIMARY KEY, photo text, result text, who text, since timestamptz, tries int DEFAULT 0
-);
-COMMENT ON COLUMN thumbs.result IS $$null: to do. 'ok', 'error', or 'busy'$$;
-CREATE INDEX ON thumbs (id) WHERE result IS NULL;
-"""
-EPOCHS = """
+""",
+    "epochs": """
 CREATE TABLE jobs (
   id bigserial PRIMARY KEY, queue varchar(255) NOT NULL, payload text NOT NULL,
   attempts smallint NOT NULL, reserved_at int, created_at int NOT NULL, visible_ms bigint
 );
-"""
-WORDS_OF_ITS_OWN = """
+""",
+    "words of its own": """
 CREATE TYPE runstate AS ENUM ('CREATED', 'GRABBED', 'DONE', 'ABORTED');
 CREATE TABLE runs (
   id uuid PRIMARY KEY, spec json NOT NULL, state runstate NOT NULL, num_tries int NOT NULL,
   assigned_at timestamptz, earliest_start timestamptz
 );
 CREATE INDEX ON runs (earliest_start NULLS FIRST) WHERE state = 'CREATED';
-"""
-SHAPES = {
-    "usual": (
-        USUAL,
-        ['pending = "queued"', "max_attempts = 5", "TODO: values as your jobs", "kind"],
-    ),
-    "enum": (
-        ENUM_AND_PARENTS,
-        ["'dead' END::task_state", "last_err = :error", "tenants (plan) VALUES ('free');"],
-    ),
-    "numbered": (
-        NUMBERED,
-        ['"runAfter" NULLS FIRST, "jobId") WHERE st', '2 = "completed"', "AT TIME ZONE 'UTC'"],
-    ),
-    "flags": (FLAGS, ["WHERE NOT processing\n    AND NOT processed\n    AND error IS NOT TRUE"]),
-    "counts down": (
-        COUNTS_DOWN,
-        ['3 = "queued"', "attempts_left = attempts_left - 1", "ELSE 4 END"],
-    ),
-    "nothing waits": (
-        NOTHING_WAITS,
-        ["WHERE result IS NULL\n", "COALESCE(result::text, 'queued') AS state"],
-    ),
-    "no state runs": (
-        NOTHING_WAITS.replace("result", "status").replace("'error', or 'busy'", "or 'error'"),
-        ["WHERE status IS NULL\n    AND who IS NULL\n"],
-    ),
-    "epochs": (EPOCHS, ["floor(extract(epoch FROM now() - :lease))::integer"]),
-    "words of its own": (
-        WORDS_OF_ITS_OWN,
-        ["GRABBED = running. Are they so?", "num_tries)", "'ABORTED' END::runstate"],
-    ),
-    "no status": (NO_STATUS, ["TODO: nothing says that a job is done", "DELETE FROM delayed_jobs"]),
-    "outbox": (OUTBOX, ["UPDATE app.outbox_events", 'NEW = "queued"', "processing = running"]),
-    "without attempts": (
-        WITHOUT_ATTEMPTS,
-        ["mean? paused", "dead and error are taken for", "no column counts", "AS claimed_at"],
-    ),
+""",
 }
+# What stands in the proposal for a shape, its lines joined.
+WANTED = pairs("""
+usual => pending = "queued" => max_attempts = 5 => TODO: values as your jobs => kind
+enum => 'dead' END::task_state => last_err = :error => tenants (plan) VALUES ('free');
+numbered => "runAfter" NULLS FIRST, "jobId") WHERE st => 2 = "completed" => AT TIME ZONE 'UTC'
+flags => WHERE NOT processing AND NOT processed AND error IS NOT TRUE
+counts down => 3 = "queued" => attempts_left = attempts_left - 1 => ELSE 4 END
+nothing waits => WHERE result IS NULL AND tries < 3 => COALESCE(result::text, 'queued') AS state
+no state runs => WHERE status IS NULL AND who IS NULL AND tries < 3
+epochs => floor(extract(epoch FROM now() - :lease))::integer
+words of its own => GRABBED = running. Are they so? => num_tries) => 'ABORTED' END::runstate
+no status => TODO: nothing says that a job is done => DELETE FROM delayed_jobs
+outbox => UPDATE app.outbox_events => NEW = "queued" => processing = running
+without attempts => mean? paused => dead and error are taken for
+  => no column counts => AS claimed_at
+""")
 Write = Callable[..., str]
 RACE = play("w1 claims | w2 claims")
 LATE = play(f"w1 claims; +{past(300.0)}; reaper recovers; w2 claims; w1 completes")
@@ -183,12 +168,12 @@ def proposed(tmp_path: Path, dsn: str) -> Write:
     return write
 
 
-@pytest.mark.parametrize(("schema", "parts"), SHAPES.values(), ids=SHAPES)
+@pytest.mark.parametrize(("shape", "parts"), [(shape, parts) for shape, *parts in WANTED])
 def test_a_proposed_queue_is_safe_and_marks_what_cannot_be_known(
-    lab_of: LabOf, proposed: Write, tmp_path: Path, schema: str, parts: list[str]
+    lab_of: LabOf, proposed: Write, tmp_path: Path, shape: str, parts: list[str]
 ) -> None:
     """Values, types and names are those of the schema; what is guessed has a TODO."""
-    text = proposed(schema)
+    text = " ".join(proposed(SHAPES[shape]).split())
     assert [part for part in parts if part not in text] == []
     lab = lab_of(load(tmp_path / "q.sql"))
     declared = declare(calibrate(lab))
@@ -240,6 +225,9 @@ def test_the_table_that_looks_like_jobs_is_taken(proposed: Write) -> None:
     assert "A queue in the table job_history," in proposed(both, table="job_history")
 
 
+STATES = "CREATE TABLE jobs (id int PRIMARY KEY, state text NOT NULL CHECK (state IN ({})))"
+
+
 @pytest.mark.parametrize(
     ("schema", "table", "says"),
     [
@@ -249,12 +237,14 @@ def test_the_table_that_looks_like_jobs_is_taken(proposed: Write) -> None:
         ("SELECT 1;", None, "There are: none"),
         ("-- later", None, "schema.sql: there is no statement in it; give pg_dump's output"),
         ("CREATE TABLE a (x ints);", None, "schema.sql:1: PostgreSQL rejected this SQL"),
+        (STATES.format("'new', 'done'"), "jobs", r"\(new, done\) says that a job runs"),
+        (STATES.format("'done'"), "jobs", r"\(done\) says that a job waits"),
     ],
 )
 def test_what_is_no_schema_of_jobs_is_told(
     tmp_path: Path, dsn: str, schema: str, table: str | None, says: str
 ) -> None:
-    """One message, with what there is."""
+    """One message, with what there is, and with what is missing where states tell too little."""
     with pytest.raises(QueueproofError, match=says):
         proposal(tmp_path, dsn, schema, table)
 
@@ -291,25 +281,13 @@ def test_a_folder_of_migrations(tmp_path: Path, command: Command) -> None:
     assert "run_after <= now()" in text
 
 
-@pytest.mark.parametrize(
-    ("states", "says"),
-    [
-        ("'new', 'done'", "(new, done) says that a job runs"),
-        ("'done'", "(done) says that a job waits"),
-    ],
-)
-def test_states_that_tell_too_little(tmp_path: Path, dsn: str, states: str, says: str) -> None:
-    """Without a state or a lock there is no queue to propose: the message says what is missing."""
-    column = f"state text NOT NULL CHECK (state IN ({states}))"
-    schema = f"CREATE TABLE jobs (id int PRIMARY KEY, {column})"
-    with pytest.raises(QueueproofError, match=re.escape(says)):
-        proposal(tmp_path, dsn, schema, "jobs")
-
-
-@pytest.mark.parametrize(
-    ("name", "spelled"),
-    [("lockedAt", "locked_at"), ("jobId", "job_id"), ("run_at", "run_at"), ("Run At", "run_at")],
-)
+@each("""
+    name => spelled
+    lockedAt => locked_at
+    jobId => job_id
+    run_at => run_at
+    Run At => run_at
+""")
 def test_names_are_read_in_every_spelling(name: str, spelled: str) -> None:
     """Snake and camel case are the same words."""
     assert words(name) == spelled

@@ -13,6 +13,7 @@ from queueproof.errors import QueueproofError
 from queueproof.guarantees.catalogue import CATALOGUE
 from queueproof.report.card import Card, Judgement, Verdict
 from scenarios.matrix import PROGRAMS, REMARKS, STORIES, StoryLine, peers, read_remarks, stories
+from tests.fix_histories import each
 from tests.fix_places import SKIP_LOCKED, STRATEGIES
 from workshop.conformance import Failure, Row, _said, recorded, render, write
 
@@ -51,18 +52,16 @@ def test_every_peer_says_what_it_promises() -> None:
     assert {Path(name).name for name in peers(STRATEGIES)} <= set(said)
 
 
-@pytest.mark.parametrize(
-    ("old", "new", "message"),
-    [
-        ("remarks.fencing", "remarks.fencin", "[other]: unknown guarantee 'fencin'; did you mean"),
-        ('"crash-safe"', '"crashsafe"', "[other]: unknown guarantee 'crashsafe'; did you mean"),
-        ('"by design"', '"yes"', "[other.remarks.fencing]: `documented` is one of: by design,"),
-        ('version = "2.0"', "", "[other]: write version, promise, source, each with a text"),
-        ('version = "2.0"', "version = 2.0", "[other]: write version, promise, source, each with"),
-        ('means = "A late', 'mean = "A late', "[other.remarks.fencing]: write means, documented,"),
-        ("[other]", "[other", "(at line 2, column 7)"),
-    ],
-)
+@each("""
+    old => new => message
+    remarks.fencing => remarks.fencin => [other]: unknown guarantee 'fencin'; did you mean
+    "crash-safe" => "crashsafe" => [other]: unknown guarantee 'crashsafe'; did you mean
+    "by design" => "yes" => [other.remarks.fencing]: `documented` is one of: by design,
+    version = "2.0" => => [other]: write version, promise, source, each with a text
+    version = "2.0" => version = 2.0 => [other]: write version, promise, source, each with
+    means = "A late => mean = "A late => [other.remarks.fencing]: write means, documented,
+    [other] => [other => (at line 2, column 7)
+""")
 def test_a_mistake_is_told_with_its_place(tmp_path: Path, old: str, new: str, message: str) -> None:
     """What cannot be read is an error that names the file and the table."""
     path = tmp_path / "remarks.toml"
@@ -81,9 +80,7 @@ def test_a_mistake_is_told_with_its_place(tmp_path: Path, old: str, new: str, me
         ({"crash-safe": "broken", "no-lost-job": "inconclusive"}, "no: `crash-safe` ✗"),
     ],
 )
-def test_a_promise_is_kept_by_what_it_rests_on(
-    tmp_path: Path, verdicts: dict[str, Verdict], kept: str
-) -> None:
+def test_a_promise_is_kept_or_not(tmp_path: Path, verdicts: dict[str, Verdict], kept: str) -> None:
     """A break of anything else in the catalogue is no broken promise."""
     assert kept == row(tmp_path, verdicts).kept()
 
@@ -146,9 +143,7 @@ def test_one_queue_alone_can_be_judged_anew(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow  # asks for what the extra `peers` installs
-def test_a_page_says_which_version_was_judged(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_page_has_the_version_judged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is the installed one, with its driver's; remarks about another one are refused."""
     name = "peers/procrastinate"
     peer = _said([name], STRATEGIES)[name]

@@ -137,28 +137,25 @@ def test_a_slow_statement_waits_for_nobody(lab_of: LabOf, slow: str) -> None:
         assert events(run, "waits") == []
 
 
-def test_a_deadlock_is_found_and_its_victim_is_always_the_same(lab_of: LabOf) -> None:
-    """Of those that wait in a circle the one that joined last is told 40P01, on every replay."""
-    text = queue().replace(
-        "SELECT id FROM jobs WHERE status = 'queued' ORDER BY id LIMIT 1 ;\n"
-        "UPDATE jobs SET status = 'running' WHERE id = ANY (:ids) RETURNING id;",
-        "SELECT 1 AS one FROM jobs WHERE id = 1 FOR UPDATE;\n"
-        "UPDATE jobs SET status = 'running' WHERE id = 2 AND status = 'queued' RETURNING id;",
-    )
-    text += """
--- name: recover
+CROSSED = queue_file(
+    claim="""
+BEGIN;
+SELECT 1 AS one FROM jobs WHERE id = 1 FOR UPDATE;
+UPDATE jobs SET status = 'running' WHERE id = 2 AND status = 'queued' RETURNING id;
+COMMIT;""",
+    recover="""
 BEGIN;
 SELECT 1 AS one FROM jobs WHERE id = 2 FOR UPDATE;
 SELECT id FROM jobs WHERE id = 1 FOR UPDATE;
-COMMIT;
-"""
-    lab = lab_of(text)
-    program = play("w1 claims | reaper recovers", 2)
-    deadlocked = [
-        (schedule, run)
-        for schedule, run in every(lab, program)
-        if any(call.error for call in run.history.calls)
-    ]
+COMMIT;""",
+)
+
+
+def test_a_deadlock_is_found_and_its_victim_is_always_the_same(lab_of: LabOf) -> None:
+    """Of those that wait in a circle the one that joined last is told 40P01, on every replay."""
+    lab, program = lab_of(CROSSED), play("w1 claims | reaper recovers", 2)
+    runs = every(lab, program)
+    deadlocked = [known for known in runs if any(call.error for call in known[1].history.calls)]
     assert deadlocked
     for schedule, run in deadlocked:
         again = Runner(lab).run(program, schedule)
@@ -169,48 +166,42 @@ COMMIT;
 
 
 def test_a_crash_rolls_an_open_transaction_back(lab_of: LabOf) -> None:
-    """Wherever a worker dies in its claim, the job is taken once or is free, never in between."""
-    lab = lab_of(queue("FOR UPDATE SKIP LOCKED"))
+    """Wherever a worker dies in its claim, the job is taken once or is free, never in between.
+
+    Between two transactions, of which one was committed, the answer is unknown.
+    """
     program = play("w1 claims | nemesis crashes 1")
     answers = set()
-    for _, run in every(lab, program):
+    for _, run in every(lab_of(queue("FOR UPDATE SKIP LOCKED")), program):
         mine = calls(run, "claim", "w1")
         answers |= {call.answer for call in mine}
         taken = bool(mine) and mine[0].answer == "accepted"
         assert run.history.final == {"1": "running" if taken else "completed"}
     assert answers == {"pending", "accepted"}
-
-
-def test_a_crash_between_two_transactions_leaves_the_answer_unknown(lab_of: LabOf) -> None:
-    """An operation of which a part was committed may have happened when its worker dies."""
     text = queue().replace("BEGIN;\n", "").replace("COMMIT;\n", "SELECT id FROM jobs WHERE id = 1;")
-    program = play("w1 claims | nemesis crashes 1")
-    answers = {
-        call.answer for _, run in every(lab_of(text), program) for call in calls(run, "claim", "w1")
-    }
+    runs = (run for _, run in every(lab_of(text), program))
+    answers = {call.answer for run in runs for call in calls(run, "claim", "w1")}
     assert answers == {"pending", "unknown", "accepted"}
 
 
 def test_a_claim_may_be_held_in_its_transaction(lab_of: LabOf) -> None:
-    """Between claim and complete the transaction is open: nobody else gets the job."""
-    run = Runner(lab_of(HELD), held=True).run(play("w1 claims; w2 claims; w1 completes"))
+    """Rule 19: its worker makes no second claim, and nobody else gets the job until it crashes.
+
+    A heartbeat commits meanwhile, on a connection of its own (rule 3).
+    """
+    lab = lab_of(HELD)
+    run = Runner(lab, held=True).run(play("w1 claims; w2 claims; w1 completes"))
     (mine,), (theirs,) = calls(run, "claim", "w1"), calls(run, "claim", "w2")
     assert mine.held
     assert (mine.ids, theirs.ids) == (("1",), ())
     assert calls(run, "complete", "w1")[0].answer == "accepted"
     assert run.history.final == {"1": "completed"}
-
-
-def test_a_held_claims_worker_claims_nothing_else(lab_of: LabOf) -> None:
-    """Rule 19: a worker in the transaction of its claim makes no second claim."""
-    run = Runner(lab_of(HELD), held=True).run(play("w1 claims, claims", 2))
+    run = Runner(lab, held=True).run(play("w1 claims, claims", 2))
     assert len(calls(run, "claim", "w1")) == 1
-
-
-def test_a_crash_frees_a_held_claim(lab_of: LabOf) -> None:
-    """Rule 19: when the connection is closed the server rolls the claim back."""
-    run = Runner(lab_of(HELD), held=True).run(play("w1 claims, crashes; w2 claims"))
+    run = Runner(lab, held=True).run(play("w1 claims, beats, crashes; w2 claims"))
     assert calls(run, "claim", "w2")[0].ids == ("1",)
+    assert calls(run, "heartbeat", "w1")[0].answer == "accepted"
+    assert lab.execute("SELECT count(*) FROM public.beats") == [(1,)]
 
 
 def test_a_reaper_may_take_back_one_job_per_call(lab_of: LabOf) -> None:
@@ -225,13 +216,20 @@ def test_a_reaper_may_take_back_one_job_per_call(lab_of: LabOf) -> None:
 
 
 def test_heartbeats_are_sent_beside_their_workers_operation(lab_of: LabOf) -> None:
-    """Rule 3: a heartbeat may run on a second connection, in the midst of a complete, and wait."""
+    """Rule 3: a heartbeat may run on a second connection, in the midst of a complete, and wait.
+
+    Whoever crashes sends nothing more, on none of its connections.
+    """
     lab = lab_of(SKIP_LOCKED)
     runs = [run for _, run in every(lab, play("w1 claims; w1 completes | (w1) beats"))]
     beats = [call for run in runs for call in calls(run, "heartbeat", f"w1{HEARTBEATS}")]
     assert {call.answer for call in beats} == {"accepted", "rejected"}
     assert any(call.waits for call in beats)
-    assert all(run.history.final == {"1": "completed"} for run in runs)
+    crashing = [run for _, run in every(lab, play("w1 claims; w1 crashes | (w1) beats"))]
+    for run in crashing:
+        crashed = run.history.of_kind("crash")[0].index
+        assert all(beat.index < crashed for beat in run.history.of_kind("heartbeat"))
+    assert all(run.history.final == {"1": "completed"} for run in runs + crashing)
 
 
 def test_nobody_acts_between_the_statements_of_what_is_one_step(lab_of: LabOf) -> None:
@@ -245,33 +243,11 @@ def test_nobody_acts_between_the_statements_of_what_is_one_step(lab_of: LabOf) -
         assert turns.count("reaper") == 1
 
 
-def test_a_workers_heartbeats_end_with_it(lab_of: LabOf) -> None:
-    """Whoever crashes sends nothing more, on none of its connections."""
-    for _, run in every(lab_of(SKIP_LOCKED), play("w1 claims; w1 crashes | (w1) beats")):
-        crashed = run.history.of_kind("crash")[0].index
-        assert all(beat.index < crashed for beat in run.history.of_kind("heartbeat"))
-        assert run.history.final == {"1": "completed"}
-
-
-def test_a_heartbeat_beside_an_open_claim_has_its_own_connection(lab_of: LabOf) -> None:
-    """Rule 3: a heartbeat commits while the transaction of the claim stays open."""
-    lab = lab_of(HELD)
-    run = Runner(lab, held=True).run(play("w1 claims, beats, crashes"))
-    assert calls(run, "heartbeat", "w1")[0].answer == "accepted"
-    assert lab.execute("SELECT count(*) FROM public.beats") == [(1,)]
-    assert run.history.final == {"1": "completed"}
-
-
 @pytest.mark.parametrize(("retry_on", "expected"), [('"55P03"', "retry"), ("", "error")])
 def test_an_error_means_nothing_happened(lab_of: LabOf, retry_on: str, expected: str) -> None:
     """Rule 7: an error that the header lists may be tried again, any other one is an error."""
-    lab = lab_of(queue("FOR UPDATE NOWAIT", retry_on))
-    refused = [
-        (call, run)
-        for _, run in every(lab, play(RACE))
-        for call in run.history.of_kind("claim")
-        if call.error
-    ]
+    runs = [run for _, run in every(lab_of(queue("FOR UPDATE NOWAIT", retry_on)), play(RACE))]
+    refused = [(call, run) for run in runs for call in run.history.of_kind("claim") if call.error]
     assert refused
     for call, run in refused:
         assert (expected, ()) == (call.answer, call.ids)
@@ -304,16 +280,12 @@ def test_a_leader_s_maintenance_meets_no_other_and_idle_workers_beat(lab_of: Lab
 
 
 def test_jobs_that_are_alike_are_two(lab_of: LabOf) -> None:
-    """They have one payload, and ids of their own."""
+    """They have one payload, and ids of their own; a large one is longer than an index takes."""
+    lab = lab_of(SKIP_LOCKED)
     alike = play("w1 claims; producer enqueues", [SAME])._replace(reserve=(SAME,))
-    made = Runner(lab_of(SKIP_LOCKED)).run(alike).history.of_kind("enqueue")
+    made = Runner(lab).run(alike).history.of_kind("enqueue")
     assert [call.payload for call in made] == ["same", "same"]
     assert len({job for call in made for job in call.ids}) == 2
-
-
-def test_a_large_payload_is_one_that_no_index_takes(lab_of: LabOf) -> None:
-    """Compressed it is longer than a third of a page, so that the server refuses it there."""
-    lab = lab_of(SKIP_LOCKED)
     Runner(lab).run(play("w1 claims", [JobSpec(payload="large")]))
     with pytest.raises(errors.ProgramLimitExceeded, match="index row"):
         lab.execute("CREATE INDEX ON public.jobs (payload)")

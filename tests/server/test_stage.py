@@ -108,9 +108,7 @@ def other_cells(row: Sequence[str]) -> Iterator[tuple[str, list[str]]]:
 
 
 @pytest.mark.parametrize("held", rules.ROWS)
-def test_each_cell_of_the_matrix_can_fail(
-    database: str, held: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_each_row_lock_can_fail(database: str, held: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A cell of the lock matrix that says the opposite fails its scenario."""
     for cell, wrong in other_cells(rules.ROWS[held]):
         monkeypatch.setitem(rules.ROWS, held, wrong)
@@ -120,9 +118,7 @@ def test_each_cell_of_the_matrix_can_fail(
 
 
 @pytest.mark.parametrize("mode", rules.TABLE_LOCKS)
-def test_each_cell_of_the_table_locks_can_fail(
-    database: str, mode: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_each_lock_can_fail(database: str, mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A cell of the table locks that says the opposite fails its scenario."""
     for _, wrong in other_cells(rules.TABLE_LOCKS[mode].split()):
         monkeypatch.setitem(rules.TABLE_LOCKS, mode, " ".join(wrong))

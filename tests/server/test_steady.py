@@ -11,8 +11,9 @@ from queueproof.report.story import tell_found
 from queueproof.report.text import to_text
 from queueproof.run.lab import Lab
 from queueproof.run.session import drive
+from tests.fix_histories import each
 from tests.fix_labs import LabOf, offered
-from tests.fix_places import SKIP_LOCKED, STRATEGIES
+from tests.fix_places import SKIP_LOCKED, STRATEGIES, reference, text_of
 from tests.fix_queues import CLAIM_MANY, COMPLETE, queue_file
 
 MANY = 6_400  # jobs: a hundred times what the operations make; of half as many a scan is cheap
@@ -44,7 +45,7 @@ def queue(
         more=more,
         enqueue=f"(payload)\n{INSERT}",
         claim=f"(limit)\n{claim}",
-        complete=f"(id)!\n{complete}",
+        complete=complete and f"(id)!\n{complete}",
     )
 
 
@@ -53,16 +54,22 @@ def slope(lab: Lab, kind: str, *jobs: int) -> Slope:
     return measure(lab, offered(lab), [[Content(kind, n) for n in jobs]])
 
 
-def finish(lab: Lab, count: int) -> list[str]:
-    """Enqueue, claim and complete jobs; their ids."""
+def filled(lab: Lab) -> Filling:
+    """A lab with many jobs, of which a few were enqueued, claimed and completed."""
     session = lab.session("w1")
-    ids = []
-    for _ in range(count):
-        drive(session, lab.start("enqueue", **lab.defaults()))
-        (claim,) = drive(session, lab.start("claim", worker="w1", limit=1))
-        drive(session, lab.start("complete", worker="w1", job=claim))
-        ids.append(claim.id)
-    return ids
+
+    def finish(count: int) -> list[str]:
+        ids = []
+        for _ in range(count):
+            drive(session, lab.start("enqueue", **lab.defaults()))
+            (claim,) = drive(session, lab.start("claim", worker="w1", limit=1))
+            drive(session, lab.start("complete", worker="w1", job=claim))
+            ids.append(claim.id)
+        return ids
+
+    filling = Filling(lab, finish, MANY)
+    filling.grow(MANY)
+    return filling
 
 
 def states(lab: Lab) -> dict[str, int]:
@@ -93,13 +100,12 @@ KEYS = {
 def test_finished_jobs_are_multiplied_whatever_their_key(lab_of: LabOf, key: str) -> None:
     """As many finished jobs as asked for have keys of their own, and none of them runs again."""
     lab = lab_of(queue(key=key))
-    filling = Filling(lab, lambda count: finish(lab, count), MANY)
-    filling.grow(MANY)
+    assert filled(lab).jobs == MANY
     assert states(lab) == {"completed": MANY}
-    assert filling.jobs == MANY
-    assert drive(lab.session("w1"), lab.start("claim", worker="w1", limit=1)) == []
-    (added,) = drive(lab.session("w1"), lab.start("enqueue", **lab.defaults()))
-    (claim,) = drive(lab.session("w1"), lab.start("claim", worker="w1", limit=1))
+    session = lab.session("w1")
+    assert drive(session, lab.start("claim", worker="w1", limit=1)) == []
+    (added,) = drive(session, lab.start("enqueue", **lab.defaults()))
+    (claim,) = drive(session, lab.start("claim", worker="w1", limit=1))
     assert claim.id == added
 
 
@@ -116,7 +122,7 @@ def test_references_follow_the_keys_that_they_name(lab_of: LabOf) -> None:
     UPDATE jobs SET status = 'completed' WHERE id = :id AND status = 'running';
     """
     lab = lab_of(queue(more=more, complete=complete))
-    Filling(lab, lambda count: finish(lab, count), MANY).grow(MANY)
+    filled(lab)
     for table, rows in {"runs": MANY, "log": MANY * 2}.items():
         counted = f"SELECT count(*), count(DISTINCT job) FROM public.{table}"
         assert lab.execute(counted) == [(rows, MANY)]
@@ -137,7 +143,7 @@ def test_rows_that_are_not_of_a_job_are_left_alone(lab_of: LabOf) -> None:
     CREATE TRIGGER counted AFTER INSERT ON jobs FOR EACH ROW EXECUTE FUNCTION count_it();
     """
     lab = lab_of(queue(more=more))
-    Filling(lab, lambda count: finish(lab, count), MANY).grow(MANY)
+    filled(lab)
     assert lab.execute("SELECT * FROM public.counter") == [(1, 64)]
 
 
@@ -149,7 +155,7 @@ def test_copies_of_a_partitioned_table_go_where_they_belong(lab_of: LabOf) -> No
     )
     hashed = f") PARTITION BY HASH (id);{partitions}\nCREATE INDEX"
     lab = lab_of(queue().replace(");\nCREATE INDEX", hashed))
-    Filling(lab, lambda count: finish(lab, count), MANY).grow(MANY)
+    filled(lab)
     assert states(lab) == {"completed": MANY}
     shares = lab.execute("SELECT count(*) FROM public.jobs GROUP BY tableoid")
     assert min(int(str(share)) for (share,) in shares) > MANY // 8
@@ -157,20 +163,27 @@ def test_copies_of_a_partitioned_table_go_where_they_belong(lab_of: LabOf) -> No
 
 def test_copies_that_the_queue_does_not_count_are_refused(lab_of: LabOf) -> None:
     """A queue that reports other numbers than it was filled to says so."""
-    lab = lab_of(queue().replace("FROM jobs;\n", "FROM jobs LIMIT 70;\n"))
-    filling = Filling(lab, lambda count: finish(lab, count), MANY)
     with pytest.raises(NotMultipliedError, match="the queue reports"):
-        filling.grow(MANY)
+        filled(lab_of(queue().replace("FROM jobs;\n", "FROM jobs LIMIT 70;\n")))
 
 
 def test_a_partial_index_keeps_a_claim_cheap(lab_of: LabOf) -> None:
-    """Neither finished nor waiting jobs make the claim of a sound queue dearer."""
+    """Neither finished nor waiting jobs make the claim of a sound queue dearer.
+
+    Afterwards the tables are empty, the sequences restarted, and the planner knows nothing.
+    """
     lab = lab_of(queue())
     for kind in ("finished", "waiting"):
         found = slope(lab, kind, 640, MANY)
         assert not found.broken
         assert [cost.content.jobs for cost in found.costs] == [0, 200, 640, MANY]
         assert 0 < found.costs[-1].buffers < 50
+        known = "SELECT count(*) FROM pg_stats WHERE schemaname = 'queue' AND tablename = 'jobs'"
+        assert lab.execute(known) == [(0,)]
+        size = "pg_relation_size('public.jobs'), reltuples FROM pg_class WHERE relname = 'jobs'"
+        assert lab.execute(f"SELECT {size}") == [(0, -1.0)]
+        assert drive(lab.session("w1"), lab.start("enqueue", **lab.defaults())) == ["1"]
+        lab.reset()
 
 
 def test_what_a_function_touches_counts(lab_of: LabOf) -> None:
@@ -204,21 +217,16 @@ def test_a_claim_in_several_transactions_is_measured_whole(lab_of: LabOf) -> Non
 NO_COPIES = "CREATE UNIQUE INDEX ON jobs ((id % 50_000));"
 
 
-def test_a_queue_that_cannot_be_multiplied_is_filled_by_its_operations(lab_of: LabOf) -> None:
-    """The slope says why, and how many jobs there were then."""
-    found = slope(lab_of(queue(more=NO_COPIES)), "waiting", 1_000_000)
-    assert "duplicate key" in found.short
-    assert found.evidence["waiting jobs"] == ONE_BY_ONE[0]
-    assert found.short in found.told
-
-
 @pytest.mark.parametrize("kind", ["finished", "waiting"])
-def test_jobs_made_by_operations_are_enough_to_show_a_missing_index(
+def test_a_queue_that_cannot_be_multiplied_is_filled_by_its_operations(
     lab_of: LabOf, kind: str
 ) -> None:
-    """A claim that reads the whole table is found where no rows can be copied, too."""
-    lab = lab_of(queue(more=NO_COPIES + "DROP INDEX jobs_enqueued_at_idx;"))
-    found = slope(lab, kind, 1_000_000)
+    """The slope says why, and how many jobs there were; that shows a missing index, too."""
+    found = slope(lab_of(queue(more=NO_COPIES)), kind, 1_000_000)
+    assert "duplicate key" in found.short
+    assert found.evidence[f"{kind} jobs"] == ONE_BY_ONE[0]
+    assert found.short in found.told
+    found = slope(lab_of(queue(more=f"{NO_COPIES} DROP INDEX jobs_enqueued_at_idx;")), kind, 10**6)
     assert found.short
     assert str(ONE_BY_ONE[0] // 1_000) in found.broken
 
@@ -295,9 +303,7 @@ SELECT count(payload) AS seen FROM jobs WHERE id = ANY (ARRAY(
 
 
 @pytest.mark.parametrize(("page", "broken"), [(40, False), (1_000_000, True)])
-def test_a_cost_that_is_higher_and_stays_does_not_grow(
-    lab_of: LabOf, page: int, *, broken: bool
-) -> None:
+def test_a_higher_cost_that_stays_does_not_grow(lab_of: LabOf, page: int, *, broken: bool) -> None:
     """A claim that looks at a page of jobs, and never at more, costs the same at any depth."""
     found = slope(lab_of(LOOKING.replace("{}", str(page))), "waiting", MANY)
     few, many, more = (cost.buffers for cost in [found.small, *found.costs[-2:]])
@@ -310,17 +316,14 @@ def test_a_cost_that_is_higher_and_stays_does_not_grow(
 
 def test_another_queues_backlog_is_told(lab_of: LabOf) -> None:
     """An index of all queues in one order makes a claim walk over the backlog of another one."""
-    sound = SKIP_LOCKED
-    index = "CREATE INDEX jobs_runnable_idx ON jobs (queue, "
     found = []
-    for text in (sound, sound.replace(index, index.replace("queue, ", ""))):
+    for text in (SKIP_LOCKED, reference("jobs_runnable_idx ON jobs (queue, ", "one ON jobs (")):
         lab = lab_of(text)
         slope = measure(lab, offered(lab), [], beside=[[Content("elsewhere", MANY)]])
         assert not slope.broken
         assert f"with {MANY:,} waiting jobs of another queue" in slope.told
         found.append(slope.beside[-1].buffers)
-    own, shared = found
-    assert shared > 4 * own
+    assert found[1] > 4 * found[0]
 
 
 DEDUPLICATED = {
@@ -348,30 +351,19 @@ def test_a_deduplicating_queue_is_filled_with_distinct_jobs(lab_of: LabOf, more:
     assert found.evidence["waiting jobs"] == MANY
 
 
-def test_of_a_queue_that_deletes_what_is_completed_what_failed_is_multiplied(lab_of: LabOf) -> None:
-    """What a queue keeps of its finished jobs may be few of them."""
-    found = slope(lab_of(STRATEGIES / "sound" / "delete_on_complete.sql"), "finished", MANY)
-    assert not found.short
-    assert [cost.content.jobs for cost in found.costs] == [0, 200, MANY]
-    assert not found.broken
+GONE = "DELETE FROM jobs WHERE id = :id AND status = 'running';"
 
 
-def test_a_queue_that_keeps_nothing_stays_as_small_as_it_is(lab_of: LabOf) -> None:
-    """No finished jobs are made up where none are kept."""
-    gone = "DELETE FROM jobs WHERE id = :id AND status = 'running';"
-    found = slope(lab_of(queue(complete=gone)), "finished", MANY)
-    assert [cost.content.jobs for cost in found.costs] == [0, 200]
-
-
-def test_nothing_is_left_behind(lab_of: LabOf) -> None:
-    """Afterwards the tables are empty, the sequences restarted, and the planner knows nothing."""
-    lab = lab_of(queue())
-    slope(lab, "finished", MANY)
-    known = "SELECT count(*) FROM pg_stats WHERE schemaname = 'queue' AND tablename = 'jobs'"
-    size = "SELECT pg_relation_size('public.jobs'), reltuples FROM pg_class WHERE relname = 'jobs'"
-    assert lab.execute(known) == [(0,)]
-    assert lab.execute(size) == [(0, -1.0)]
-    assert drive(lab.session("w1"), lab.start("enqueue", **lab.defaults())) == ["1"]
+@pytest.mark.parametrize(
+    ("text", "jobs"),
+    [(text_of("sound/delete_on_complete"), [0, 200, MANY]), (queue(complete=GONE), [0, 200])],
+    ids=["those that failed, which may be few", "nothing: none are made up"],
+)
+def test_what_a_queue_keeps_is_multiplied(lab_of: LabOf, text: str, jobs: list[int]) -> None:
+    """A queue that keeps nothing of them stays as small as it is."""
+    found = slope(lab_of(text), "finished", MANY)
+    assert [cost.content.jobs for cost in found.costs] == jobs
+    assert (found.short, found.broken) == ("", "")
 
 
 def test_an_empty_claim_cannot_be_measured(lab_of: LabOf) -> None:
@@ -382,9 +374,7 @@ def test_an_empty_claim_cannot_be_measured(lab_of: LabOf) -> None:
 
 def test_without_finished_jobs_only_the_backlog_is_measured(lab_of: LabOf) -> None:
     """A queue that ends no job is asked about waiting ones, and about a snapshot not at all."""
-    text = queue()
-    start, end = text.index("-- name: complete"), text.index("-- name: jobs")
-    lab = lab_of(text[:start] + text[end:])
+    lab = lab_of(queue(complete=""))
     evidence = {"finished jobs": 0, "waiting jobs": MANY, "claims measured": 6}
     assert slope(lab, "waiting", MANY).evidence == evidence
     assert "no job is finished" in slope(lab, "snapshot", CHURNED).unable
@@ -434,9 +424,7 @@ def test_dead_rows_that_a_snapshot_keeps_make_a_claim_dearer(lab_of: LabOf) -> N
 
 
 @pytest.mark.parametrize("name", ["append_only", "marked_lanes"])
-def test_a_claim_that_begins_behind_what_is_dead_minds_no_snapshot(
-    lab_of: LabOf, name: str
-) -> None:
+def test_a_claim_that_begins_behind_the_dead_minds_no_snapshot(lab_of: LabOf, name: str) -> None:
     """Behind the last row that was put in, or at a mark that moves with the oldest transaction."""
     assert not slope(lab_of(STRATEGIES / "sound" / f"{name}.sql"), "snapshot", CHURNED).grown
 
@@ -454,12 +442,31 @@ def test_the_story_shows_the_plan_and_the_remedy(lab_of: LabOf, kind: str) -> No
     assert remedy in story
 
 
-def test_a_plan_that_hides_a_function_says_so() -> None:
-    """An index is no advice where nobody has seen what is read: it may be there already."""
-    dear = Cost(Content("waiting", MANY), [("SELECT id FROM take()", 251)])
-    found = Slope([dear], guilty=("SELECT id FROM take()", "Function Scan on take  (rows=1)"))
-    assert "inside take;" in found.remedy
-    assert "CREATE INDEX" not in found.remedy
+@each("""
+    claim => plan => advised => else_
+    a function that hides what it reads: an index may be there already
+        SELECT id FROM take() => Function Scan on take  (rows=1)
+        => inside take; => CREATE INDEX
+    an order by the time of the claim, which no index has
+        SELECT => Sort Key: (EXTRACT(epoch FROM (now() - made))) DESC
+        => a column that does not change as time passes => an index that holds only
+    an order that an index has
+        SELECT => Sort Key: priority DESC, made
+        => an index that holds only what it looks for => as time passes
+""")
+def test_a_remedy_is_for_what_a_plan_shows(claim: str, plan: str, advised: str, else_: str) -> None:
+    """An index is no advice where it may be there already, or has no such order."""
+    dear = Cost(Content("waiting", MANY), [(claim, 251)])
+    remedy = Slope([dear], guilty=(claim, plan)).remedy
+    assert (advised in remedy, else_ in remedy) == (True, False)
+
+
+def test_an_index_of_all_jobs_is_not_called_one_of_those_that_can_run() -> None:
+    """Where the claim compares nothing with constants the advice says what is missing."""
+    dear = Cost(Content("finished", MANY), [("SELECT", 251)])
+    found = Slope([dear], index=ServingIndex("CREATE INDEX ON d (due)"))
+    assert "only jobs that can run" not in found.remedy
+    assert "holds finished jobs as well" in found.remedy
 
 
 OR_CLAIM = CLAIM.replace(
@@ -495,20 +502,3 @@ def test_a_hash_join_with_all_jobs_is_no_case_for_an_index(lab_of: LabOf) -> Non
     assert found.grown
     assert "`WHERE jobs.id = ANY (ARRAY(SELECT id FROM picked))`" in found.remedy
     assert "CREATE INDEX" not in found.remedy
-
-
-def test_an_index_of_all_jobs_is_not_called_one_of_those_that_can_run() -> None:
-    """Where the claim compares nothing with constants the advice says what is missing."""
-    dear = Cost(Content("finished", MANY), [("SELECT", 251)])
-    found = Slope([dear], index=ServingIndex("CREATE INDEX ON d (due)"))
-    assert "only jobs that can run" not in found.remedy
-    assert "holds finished jobs as well" in found.remedy
-
-
-def test_an_order_by_the_time_of_the_claim_is_told_to_be_kept_in_a_column() -> None:
-    """No index has an order that changes as time passes."""
-    dear = Cost(Content("waiting", MANY), [("SELECT", 251)])
-    found = Slope([dear], guilty=("SELECT", "Sort Key: (EXTRACT(epoch FROM (now() - made))) DESC"))
-    assert "a column that does not change as time passes" in found.remedy
-    found.guilty = ("SELECT", "Sort Key: priority DESC, made")
-    assert "an index that holds only what it looks for" in found.remedy

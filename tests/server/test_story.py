@@ -146,18 +146,17 @@ def test_a_card_has_what_a_probe_did_not_ask(lab_of: LabOf) -> None:
 def test_every_story_of_a_guarantee_stands_in_every_report(tmp_path: Path) -> None:
     """Terminal, page and JUnit tell each with its token, and a card is read back as it was."""
     assert read_card(FURTHER.to_json()) == FURTHER
-    with (tmp_path / "out").open("w+", encoding="utf-8") as file:
-        print_card(Output(file), FURTHER)
-        print_breaks(Output(file), FURTHER, "queueproof replay q.sql", named=True)
-        file.seek(0)
-        printed = file.read()
-    assert "queueproof replay q.sql fencing.1\n" in printed
-    assert [f"q.sql: fencing.{n}: " in printed for n in (1, 2)] == [True, True]
-    with (tmp_path / "out").open("w+", encoding="utf-8") as file:
-        print_breaks(Output(file), FURTHER, "queueproof replay q.sql", named=False)
-        file.seek(0)
-        tokens = file.read()
-    assert [f"queueproof replay q.sql TOKEN{n}\n" in tokens for n in (1, 2)] == [True, True]
-    for report in (printed + tokens, to_page([FURTHER]), to_junit(FURTHER)):
-        assert [told for told in ("completed it.", "failed it.") if told not in report] == []
-        assert [token for token in ("TOKEN1", "TOKEN2") if token not in report] == []
+    printed = []
+    for named in (True, False):
+        with (tmp_path / "out").open("w+", encoding="utf-8") as file:
+            print_card(Output(file), FURTHER)
+            print_breaks(Output(file), FURTHER, "queueproof replay q.sql", named=named)
+            file.seek(0)
+            printed.append(file.read())
+    assert "queueproof replay q.sql fencing.1\n" in printed[0]
+    for n in (1, 2):
+        assert f"q.sql: fencing.{n}: " in printed[0]
+        assert f"queueproof replay q.sql TOKEN{n}\n" in printed[1]
+    for report in ("".join(printed), to_page([FURTHER]), to_junit(FURTHER)):
+        for told in ("completed it.", "failed it.", "TOKEN1", "TOKEN2"):
+            assert told in report

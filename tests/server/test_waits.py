@@ -20,9 +20,9 @@ from queueproof.queues.model import Queue, Step
 from queueproof.queues.resolve import resolve
 from queueproof.queues.sqlfile import load_text
 from queueproof.queues.worker import from_command
-from queueproof.run.session import LibpqSession, drive, execute
+from queueproof.run.session import drive, execute
 from queueproof.run.workers import ClientLab
-from queueproof.schedule.conditions import Conditions
+from queueproof.schedule.conditions import PLAIN, Conditions
 from tests.fix_labs import LabOf
 from tests.fix_places import SKIP_LOCKED
 from tests.fix_programs import PATIENCE, Begin, ends, finished, frozen
@@ -102,9 +102,7 @@ THERE = "db.execute(\"SELECT FROM pg_tables WHERE tablename = 'jobs'\").fetchone
     ],
     ids=["that it ends", "that it leaves open"],
 )
-def test_a_worker_started_ahead_is_in_a_transaction(
-    lab_of: LabOf, tmp_path: Path, opens: str
-) -> None:
+def test_a_spare_worker_is_in_a_transaction(lab_of: LabOf, tmp_path: Path, opens: str) -> None:
     """A reset that waits for it moves what it sends meanwhile, and ends it where that is no use."""
     lab = lab_of(worker_that(f"if {THERE} is not None:\n{' ' * 20}{opens}", tmp_path))
     assert isinstance(lab, ClientLab)
@@ -121,23 +119,18 @@ def test_a_worker_started_ahead_is_in_a_transaction(
     assert bool(lab._spares) == (not leaves)
 
 
-def test_somebody_holds_a_lock_between_two_runs(
-    lab_of: LabOf, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_somebody_holds_a_lock_between_runs(lab_of: LabOf, monkeypatch: pytest.MonkeyPatch) -> None:
     """A reset that cannot have its locks names who holds one, and what he did last."""
     monkeypatch.setattr(waits, "LOCK", 0.1)
     lab = lab_of(SKIP_LOCKED, fresh=True)
     lab._control.run(f"SET lock_timeout = '{waits.LOCK:g}s'")
     with psycopg.connect(lab.conninfo) as stranger:
         stranger.execute("LOCK TABLE jobs")
-        with pytest.raises(
-            QueueError,
-            match=rf"waited 0.1 s for a lock .*: backend {stranger.info.backend_pid} has one on "
-            r"public.jobs \(idle in transaction, last statement: LOCK TABLE jobs\)",
-        ):
-            lab.reset()
-        with pytest.raises(QueueError, match=r"waited 0\.1 s for a lock"):
-            lab.reset(Conditions(gate="row"))
+        told = rf"waited 0\.1 s for a lock .*: backend {stranger.info.backend_pid} has one on "
+        last = r"public\.jobs \(idle in transaction, last statement: LOCK TABLE jobs\)"
+        for conditions in (PLAIN, Conditions(gate="row")):
+            with pytest.raises(QueueError, match=told + last):
+                lab.reset(conditions)
     lab.reset()
 
 
@@ -162,13 +155,16 @@ def given_up(what: str, *pids: int) -> Iterator[None]:
 
 
 def test_a_backend_that_is_frozen(lab_of: LabOf, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The harness's own statements are given up with what was asked."""
+    """The harness's own statements are given up with what was asked; sending is a wait as well."""
     lab = lab_of(SKIP_LOCKED, fresh=True)
+    session = lab.session("w1")
     monkeypatch.setattr(waits, "OWN", 0.2)
     with given_up("PostgreSQL to answer", lab.control_pid):
         lab.advance(1.0)
     with given_up("PostgreSQL to answer", lab._admin.info.backend_pid):
         lab.execute("SELECT 1")
+    with given_up("PostgreSQL to read SELECT", session.pid):
+        session.send(Step(f"SELECT length('{'x' * 2**22}')"))
 
 
 def test_a_server_that_is_frozen_is_not_the_queues_fault(
@@ -186,9 +182,7 @@ def test_a_server_that_is_frozen_is_not_the_queues_fault(
         execute(session, Step("SELECT 1"))
 
 
-def test_a_cancelled_statement_that_does_not_end(
-    lab_of: LabOf, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_cancelled_statement_that_goes_on(lab_of: LabOf, monkeypatch: pytest.MonkeyPatch) -> None:
     """A backend that is frozen does not hear of a request to cancel, which is given up too."""
     lab = lab_of(SKIP_LOCKED, fresh=True)
     session = lab.session("w1")
@@ -201,17 +195,6 @@ def test_a_cancelled_statement_that_does_not_end(
         lab.discard(session)
 
 
-def test_a_statement_larger_than_what_a_frozen_backend_takes(
-    lab_of: LabOf, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Sending is a wait as well."""
-    session = lab_of(SKIP_LOCKED, fresh=True).session("w1")
-    assert isinstance(session, LibpqSession)
-    monkeypatch.setattr(waits, "OWN", 0.2)
-    with given_up("PostgreSQL to read SELECT", session.pid):
-        session.send(Step(f"SELECT length('{'x' * 2**22}')"))
-
-
 def test_a_signal_whose_exception_is_lost_has_its_code(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -222,11 +205,14 @@ def test_a_signal_whose_exception_is_lost_has_its_code(
     assert capsys.readouterr().err == "queueproof: stopped by SIGTERM\n"
 
 
-LOST = """
-import gc, signal, time
+ENDING = """
+import ctypes, gc, os, signal, threading, time
 from queueproof import ending
 from queueproof.cli.ends import stop
-ending.end_on([15], stop)
+numbers = {1, 2, 15}
+ending.end_on(numbers, stop)
+"""
+LOST = """
 begun = []
 
 def called_back(phase, info):
@@ -244,7 +230,6 @@ except KeyboardInterrupt as stopped:
 
 
 EARLY = """
-import signal
 real = signal.setitimer
 
 def setitimer(which, seconds, interval=0.0):
@@ -256,22 +241,7 @@ signal.setitimer = setitimer
 """
 
 
-@pytest.mark.parametrize("before", ["", EARLY], ids=["soon", "at once"])
-def test_what_is_raised_for_a_signal_where_python_ignores_it_is_raised_again(before: str) -> None:
-    """In a callback of the garbage collector, say, of which Hypothesis has one.
-
-    Also where the alarm for that comes while Python still tells what it ignores.
-    """
-    done = finished(sys.executable, "-c", before + LOST, check=True)
-    assert (done.stdout, done.stderr) == ("stopped by SIGTERM\n", "")
-
-
 ALL = """
-import signal
-from queueproof import ending
-from queueproof.cli.ends import stop
-numbers = {1, 2, 15}
-ending.end_on(numbers, stop)
 signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
 try:
     for number in numbers:
@@ -282,18 +252,22 @@ except KeyboardInterrupt as stopped:
 """
 
 
-def test_signals_that_come_at_once_are_told_as_one() -> None:
-    """Python would say of the others that it ignored them due to a race condition."""
-    done = finished(sys.executable, "-c", ALL, check=True)
-    assert (done.stdout, done.stderr) == ("stopped by SIGHUP\n", "")
+ENDS = {
+    "soon": (LOST, "SIGTERM"),
+    "at once, while Python still tells what it ignores": (EARLY + LOST, "SIGTERM"),
+    "several: Python would say that it ignored the others due to a race condition": (ALL, "SIGHUP"),
+}
+
+
+@pytest.mark.parametrize(("code", "by"), ENDS.values(), ids=ENDS)
+def test_what_python_ignores_of_a_signal_is_raised_again(code: str, by: str) -> None:
+    """In a callback of the garbage collector, say, of which Hypothesis has one."""
+    done = finished(sys.executable, "-c", ENDING + code, check=True)
+    assert (done.stdout, done.stderr) == (f"stopped by {by}\n", "")
 
 
 STUCK = """
-import ctypes, os, threading, time
-from queueproof import ending
-from queueproof.cli.ends import stop
 ending.STOP = 0.1
-ending.end_on([15], stop)
 lock = ctypes.create_string_buffer(64)
 ctypes.CDLL(None).pthread_mutex_lock(lock)
 
@@ -309,6 +283,6 @@ ctypes.CDLL(None).pthread_mutex_lock(lock)
 
 def test_a_call_that_does_not_return_is_ended_too(begin: Begin) -> None:
     """A signal whose handler Python never gets to, because a library goes on, ends the process."""
-    process = begin(sys.executable, "-c", STUCK)
+    process = begin(sys.executable, "-c", ENDING + STUCK)
     process.line()
     assert ends(process, signal.SIGTERM) == "queueproof: stopped by SIGTERM\n"

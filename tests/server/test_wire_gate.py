@@ -8,10 +8,10 @@ import socket
 import struct
 import threading
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, suppress
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,6 @@ from hypothesis import strategies as st
 from psycopg import pq
 from psycopg.conninfo import make_conninfo
 
-from queueproof import waits
 from queueproof.errors import QueueproofError, ServerError, ServerUnavailableError
 from queueproof.postgres import Server
 from queueproof.wire import gate, protocol, upstream
@@ -35,7 +34,6 @@ from tests.fix_wire import (
     OWNER,
     UPDATE,
     Bench,
-    Client,
     EachClient,
     Kind,
     Low,
@@ -72,18 +70,6 @@ def logged_in(bench: Bench) -> tuple[Raw, Connection]:
     raw = Raw(bench).log_in()
     (connection,) = bench.wire.connections(OWNER)
     return raw, connection
-
-
-def test_binary_parameters_of_unknown_type_are_hex(holding: Bench) -> None:
-    """Without a type a binary parameter is shown as its bytes."""
-
-    def act(low: Low) -> None:
-        low.pgconn.send_query_params(b"SELECT $1::int", [b"\0\0\0\5"], param_formats=[1])
-        low.results()
-
-    client, connection = holding.start_held(libpq, holding.dsn, act)
-    assert connection.held == Held("execute", "SELECT $1::int", ("\\x00000005",))
-    holding.go_through(client)
 
 
 def test_a_statement_prepared_earlier_is_shown(holding: Bench) -> None:
@@ -273,8 +259,7 @@ def copy_by_libpq(dsn: str) -> list[tuple[str, ...]]:
         begun = low.next()
         assert begun is not None
         assert said(begun) == "COPY_IN"
-        for n in range(3):
-            low.pgconn.put_copy_data(f"{n}\n".encode())
+        low.pgconn.put_copy_data(b"0\n1\n2\n")
         low.pgconn.put_copy_end()
         assert [said(answer) for answer in low.results()] == ["COPY 3"]
         answer = low.query(b"SELECT id::text FROM jobs")
@@ -411,27 +396,24 @@ def test_cancel_is_forwarded(holding: Bench, version: str) -> None:
         assert holding.finish(client) == "57014"
 
 
-def test_a_disguised_cancellation(holding: Bench) -> None:
-    """A statement that the harness cancelled can be told to the client as a deadlock."""
+def test_only_a_cancellation_is_disguised(holding: Bench) -> None:
+    """What the harness cancelled can be told to the client as a deadlock, and no other error."""
+    deadlock = ("40P01", "deadlock detected")
     with psycopg.connect(holding.conninfo) as other:
         other.execute("LOCK jobs")
         client, connection = holding.start_held(by_psycopg, holding.dsn, [UPDATE])
-        connection.disguise = ("40P01", "deadlock detected")
+        connection.disguise = deadlock
         connection.release()
         holding.until_server(BLOCKED, connection.pid)
         holding.direct.execute("SELECT pg_cancel_backend(%s)", [connection.pid])
         holding.until(lambda: not connection.running)
-    assert connection.error == ("40P01", "deadlock detected")
+    assert connection.error == deadlock
     with pytest.raises(psycopg.errors.DeadlockDetected, match="deadlock detected"):
         holding.finish(client)
-
-
-def test_other_errors_are_not_disguised(holding: Bench) -> None:
-    """Only a cancellation is disguised, and the disguise ends with its step."""
     client, connection = holding.start_held(by_psycopg, holding.dsn, [("SELECT 1 / 0", ())])
-    connection.disguise = ("40P01", "deadlock detected")
+    connection.disguise = deadlock
     holding.let(connection)
-    assert connection.disguise is None
+    assert connection.disguise is None  # it ends with its step
     with pytest.raises(psycopg.errors.DivisionByZero):
         holding.finish(client)
 
@@ -450,32 +432,8 @@ def test_notifications_pass_while_something_is_held(holding: Bench) -> None:
     assert connection.held == Held("query", "SELECT 1")
 
 
-def until_ended(wire: Wire, client: Client) -> None:
-    """Pump until a client of another gate has ended."""
-    limit = waits.Limit(PATIENCE, "a client to end")
-    while not client.ended:
-        wire.pump(limit.left(1.0))
-
-
-def test_a_password_passes(bench: Bench, guarded: tuple[str, str]) -> None:
-    """SCRAM works through the gate, with the password in the client's DSN."""
-    conninfo, method = guarded
-    assert method == "scram-sha-256"
-    with closing(Wire(conninfo)) as wire:
-        dsn = wire.listen("w2")
-        client = Client(wire, partial(by_psycopg, dsn, [("SELECT $1::int", (1,))]))
-        bench.clients.append(client)
-        until_ended(wire, client)
-        assert client.error is None
-        refused = make_conninfo(dsn, password="no")  # noqa: S106 - not the one
-        wrong = Client(wire, partial(by_psycopg, refused, [INSERT]))
-        until_ended(wire, wrong)
-        assert "password authentication failed" in str(wrong.error)
-
-
-@pytest.fixture
-def guarded(bench: Bench) -> tuple[str, str]:
-    """A role that needs a password with every awkward character, and how it is asked."""
+def test_a_password_passes(bench: Bench) -> None:
+    """SCRAM works through the gate, with a password of every awkward character in the DSN."""
     password = "s3cr:t/@%x? 'y\\"  # noqa: S105 - of a role of this test's
     role = f"guarded_{uuid.uuid4().hex}"
     quoted = password.replace("'", "''")
@@ -485,30 +443,25 @@ def guarded(bench: Bench) -> tuple[str, str]:
     rules = Path(file).read_text()
     Path(file).write_text(f"local all {role} scram-sha-256\n{rules}")
     bench.direct.execute("SELECT pg_reload_conf()")
-    known = "SELECT EXISTS (SELECT FROM pg_hba_file_rules WHERE %s = ANY (user_name))"
-    bench.until_server(known, role)
-    (method,) = bench.direct.execute(
-        "SELECT auth_method FROM pg_hba_file_rules WHERE %s = ANY (user_name)", [role]
-    ).fetchone() or ("",)
-    return make_conninfo(bench.conninfo, user=role, password=password), method
+    rule = "auth_method = 'scram-sha-256' AND %s = ANY (user_name)"
+    bench.until_server(f"SELECT EXISTS (SELECT FROM pg_hba_file_rules WHERE {rule})", role)
+    bench.wire.conninfo = make_conninfo(bench.conninfo, user=role, password=password)
+    dsn = bench.wire.listen("w2")
+    bench.finish(bench.start(by_psycopg, dsn, [("SELECT $1::int", (1,))]))
+    refused = make_conninfo(dsn, password="no")  # noqa: S106 - not the one
+    with pytest.raises(psycopg.OperationalError, match="password authentication failed"):
+        bench.finish(bench.start(by_psycopg, refused, [INSERT]))
 
 
 def test_settings_are_made_before_the_client_may_begin(bench: Bench) -> None:
-    """A new connection has its owner's settings, and its client hears nothing of them."""
+    """It has its owner's and hears nothing of them, or is refused with the server's reason."""
     bench.wire.settings = lambda owner: [f"SET application_name = 'of {owner}'", "SET my.own = 'x'"]
     raw = Raw(bench).log_in()
-    both = "current_setting('application_name') || current_setting('my.own')"
-    raw.send(protocol.query(f"SELECT {both}"))
+    raw.send(protocol.query("SELECT current_setting('my.own')"))
     assert [m.kind for m in raw.until("Z")] == ["T", "D", "C", "Z"]
-    found = bench.direct.execute(
-        "SELECT application_name FROM pg_stat_activity WHERE pid = %s",
-        [bench.wire.connections(OWNER)[0].pid],
-    )
-    assert found.fetchone() == (f"of {OWNER}",)
-
-
-def test_a_setting_that_fails_is_told(bench: Bench) -> None:
-    """A client whose settings cannot be made is refused with the server's reason."""
+    name = "SELECT application_name FROM pg_stat_activity WHERE pid = %s"
+    (connection,) = bench.wire.connections(OWNER)
+    assert bench.direct.execute(name, [connection.pid]).fetchone() == (f"of {OWNER}",)
     bench.wire.settings = lambda _: ["SET nonsense = 1"]
     client = bench.start(by_psycopg, bench.dsn, [INSERT])
     with pytest.raises(psycopg.OperationalError, match="SET nonsense = 1: unrecognized"):
@@ -528,7 +481,7 @@ def test_run(holding: Bench) -> None:
 
 
 def test_run_where_it_cannot(holding: Bench) -> None:
-    """In the middle of a pipeline, and on a broken connection, nothing else can be run."""
+    """In the middle of a pipeline and on a broken connection it is an error, and no hang."""
     client, connection = holding.start_held(by_psycopg, holding.dsn, [INSERT])
     holding.let(connection)
     assert connection.held == COMMIT
@@ -537,16 +490,11 @@ def test_run_where_it_cannot(holding: Bench) -> None:
     connection.close()
     with pytest.raises(ServerError, match="08006"):
         connection.run("SELECT 1")
-    holding.until(lambda: client.ended)
-
-
-def test_run_on_a_backend_that_ends(bench: Bench) -> None:
-    """A connection that breaks under the harness's own statement is an error, not a hang."""
-    Raw(bench).log_in()
-    (connection,) = bench.wire.connections(OWNER)
+    holding.until(client.done)
+    _, connection = logged_in(holding)
     with pytest.raises(ServerError, match=r"57P01|08006"):
         connection.run("SELECT pg_terminate_backend(pg_backend_pid())")
-    bench.until(lambda: connection.closed)
+    holding.until(lambda: connection.closed)
 
 
 def test_run_waits_for_what_passes(bench: Bench) -> None:
@@ -618,15 +566,10 @@ def test_forget_breaks_everything_of_an_owner(holding: Bench) -> None:
     holding.wire.forget(OWNER)
 
 
-def open_files() -> int:
-    """How many descriptors this process has."""
-    return sum(1 for _ in Path("/proc/self/fd").iterdir())
-
-
 def test_nothing_is_left_open(own: Server) -> None:
     """A closed gate has closed every socket that it had opened, and its backends end."""
     with own.database() as conninfo:
-        before = open_files()
+        before = sorted(Path("/proc/self/fd").iterdir())
         wire = Wire(conninfo)
         port = port_of(wire.listen(OWNER))
         opened = [socket.create_connection((gate.LOOPBACK, port)) for _ in range(3)]
@@ -636,7 +579,7 @@ def test_nothing_is_left_open(own: Server) -> None:
             with suppress(ConnectionResetError):
                 assert one.recv(1) == b""
             one.close()
-        assert open_files() == before
+        assert sorted(Path("/proc/self/fd").iterdir()) == before
 
 
 @pytest.mark.parametrize("by", [by_psycopg, by_pipeline])
@@ -644,38 +587,29 @@ def test_rewrite(holding: Bench, by: Callable[[str, Script], None]) -> None:
     """What the server gets may be another statement than the client sent."""
     holding.wire.rewrite = lambda sql: sql.replace("things", "jobs")
     sent = [("INSERT INTO things VALUES (7)", ()), ("INSERT INTO things VALUES ($1)", (8,))]
-    client = holding.start(by, holding.dsn, sent)
-    steps = [step for step in holding.let_all(client) if step != COMMIT]
-    assert [(step.sql, step.params) for step in steps] == [
-        ("INSERT INTO jobs VALUES (7)", ()),
-        ("INSERT INTO jobs VALUES ($1)", ("8",)),
-    ]
-    holding.finish(client)
+    steps = holding.go_through(holding.start(by, holding.dsn, sent))
+    changed = [("INSERT INTO jobs VALUES (7)", ()), ("INSERT INTO jobs VALUES ($1)", ("8",))]
+    assert [(step.sql, step.params) for step in steps if step != COMMIT] == changed
     assert holding.ids() == [7, 8]
 
 
 def test_a_server_that_is_not_there(bench: Bench) -> None:
-    """A client that comes while the server is away is told so, and others are not disturbed."""
+    """Who comes while the server is away, or no more, is told so, and others are not disturbed."""
     raw = Raw(bench).log_in()
     bench.wire.conninfo = make_conninfo(bench.conninfo, host="/nowhere")
     hasty = Raw(bench)
     hasty.send(startup(bench.conninfo) + protocol.query("SELECT 1"))
     assert [m.kind for m in hasty.until("")] == ["E"]
-    client = bench.start(by_psycopg, bench.dsn, [INSERT])
-    with pytest.raises(psycopg.OperationalError, match="the gate cannot reach the server"):
-        bench.finish(client)
+    away = pytest.raises(psycopg.OperationalError, match="the gate cannot reach the server")
+    with away:
+        bench.finish(bench.start(by_psycopg, bench.dsn, [INSERT]))
     bench.wire.conninfo = bench.conninfo
     bench.finish(bench.start(by_psycopg, bench.dsn, [INSERT]))
+    bench.wire._resolved = (bench.conninfo, replace(bench.wire.upstream, address="/nowhere"))
+    with away:
+        bench.finish(bench.start(by_psycopg, bench.dsn, [INSERT]))
     raw.send(protocol.query("SELECT 1"))
     assert raw.until("Z")
-
-
-def test_a_server_that_has_gone(bench: Bench) -> None:
-    """A server that was there and is no more is told of in the same way."""
-    bench.wire._resolved = (bench.conninfo, replace(bench.wire.upstream, address="/nowhere"))
-    client = bench.start(by_psycopg, bench.dsn, [INSERT])
-    with pytest.raises(psycopg.OperationalError, match="the gate cannot reach the server"):
-        bench.finish(client)
 
 
 @pytest.mark.parametrize(
@@ -692,36 +626,28 @@ def test_place_of_a_server(host: str, number: str, place: tuple[object, object])
     assert upstream._place(host, number, 5433) == place
 
 
-@pytest.fixture
-def on_tcp(own: Server) -> Iterator[str]:
-    """A database whose server is reached over TCP: another gate, in a thread of its own."""
+def test_a_server_on_tcp(own: Server) -> None:
+    """The server may be on TCP as well as on a Unix socket: here it is another gate."""
     inner: list[str] = []
     begun = threading.Event()
-    ended, end = os.pipe()
+    ours, theirs = socket.socketpair()
 
     def act(conninfo: str) -> None:
         with closing(Wire(conninfo)) as wire:
-            wire.watch(ended, inner.clear)
+            wire.watch(ours, inner.clear)
             inner.append(wire.listen(OWNER))
             begun.set()
             while inner:
                 wire.pump(None)
 
-    with own.database() as conninfo:
-        relay = threading.Thread(target=act, args=(conninfo,))
-        relay.start()
-        assert begun.wait(PATIENCE)
-        yield inner[0]
-        os.close(end)
-        relay.join(PATIENCE)
-        os.close(ended)
-
-
-def test_a_server_on_tcp(on_tcp: str) -> None:
-    """The server may be on TCP as well as on a Unix socket."""
-    with closing(Bench(on_tcp)) as bench:
-        bench.finish(bench.start(by_psycopg, bench.dsn, [INSERT]))
-        assert bench.ids() == [5]
+    with own.database() as conninfo, closing(ours), ThreadPoolExecutor() as threads:
+        relay = threads.submit(act, conninfo)
+        with closing(theirs):
+            assert begun.wait(PATIENCE)
+            with closing(Bench(inner[0])) as bench:
+                bench.finish(bench.start(by_psycopg, bench.dsn, [INSERT]))
+                assert bench.ids() == [5]
+        relay.result(PATIENCE)
 
 
 @pytest.mark.parametrize(
@@ -778,9 +704,7 @@ FRAMES = st.one_of(
 )
 
 
-@settings(
-    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(frames=st.lists(FRAMES, max_size=12), held=st.booleans())
 @example(frames=[protocol.message("H", b"\0"), protocol.message("Q", b"\0")], held=True)
 @example(frames=[protocol.message("P", b"\0SELECT 1\0\0\0"), protocol.message("d")], held=True)
@@ -844,8 +768,8 @@ def test_a_client_that_breaks_off(bench: Bench, busy: bool) -> None:  # noqa: FB
     raw._socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     raw._socket.close()
     raw.ended = True
-    bench.until(lambda: connection.closed)
     bench.until_gone(connection.pid)
+    assert connection.closed
     bench.finish(bench.start(by_psycopg, bench.dsn, [INSERT]))
 
 
@@ -938,65 +862,37 @@ def test_cost_is_measured(own: Server) -> None:
     assert min(one.each for one in found) > 0
 
 
-class Ends:
-    """A channel and the other end of its socket."""
+def test_what_a_channel_keeps() -> None:
+    """What the other side does not take is kept, in order, and closes the channel at last."""
+    ours, theirs = socket.socketpair()
+    among, heard, drained = set[Channel](), list[bytes](), list[bool]()
 
-    def __init__(self) -> None:
-        self.ours, self.theirs = socket.socketpair()
-        self.selector = selectors.DefaultSelector()
-        self.among: set[Channel] = set()
-        self.heard: list[bytes] = []
-        self.drained = 0
-        self.channel = Channel(self.among, self.selector, self.ours, self.heard.append, self._count)
-
-    def _count(self) -> None:
-        self.drained += 1
-
-    def pump(self) -> None:
-        """Act on what is ready now."""
-        for key, mask in self.selector.select(0):
+    def pump() -> None:
+        for key, mask in selector.select(0):
             key.data(mask)
 
-    def close(self) -> None:
-        """Close both."""
-        self.channel.close()
-        self.theirs.close()
-        self.selector.close()
-
-
-@pytest.fixture
-def ends() -> Iterator[Ends]:
-    """A channel alone."""
-    with closing(Ends()) as opened:
-        yield opened
-
-
-def test_a_channel_that_was_not_ready(ends: Ends) -> None:
-    """Somebody else may have read in between: that is no end of the connection."""
-    ends.channel._act(selectors.EVENT_READ)
-    assert ends.heard == []
-    ends.theirs.sendall(b"x")
-    ends.pump()
-    assert ends.heard == [b"x"]
-
-
-def test_a_channel_that_is_full(ends: Ends) -> None:
-    """What the other side does not take is kept, in order, and closes the channel at last."""
-    sent = 0
-    with suppress(BlockingIOError):
-        while True:
-            sent += ends.ours.send(b"x" * 2**16)
-    ends.channel.send(b"y")
-    ends.channel.send(b"z")
-    assert ends.channel.waiting == 2
-    ends.channel.end()
-    assert ends.among == {ends.channel}
-    ends.channel.send(b"too late")
-    got = bytearray()
-    while ends.among:
-        got += ends.theirs.recv(2**20)
-        ends.pump()
-    while chunk := ends.theirs.recv(2**20):
-        got += chunk
-    assert got == b"x" * sent + b"yz"
-    assert ends.drained == 1
+    with closing(selectors.DefaultSelector()) as selector, closing(theirs):
+        channel = Channel(among, selector, ours, heard.append, lambda: drained.append(True))
+        channel._act(selectors.EVENT_READ)  # somebody else may have read in between
+        assert heard == []
+        theirs.sendall(b"x")
+        pump()
+        assert heard == [b"x"]
+        sent = 0
+        with suppress(BlockingIOError):
+            while True:
+                sent += ours.send(b"x" * 2**16)
+        channel.send(b"y")
+        channel.send(b"z")
+        assert channel.waiting == 2
+        channel.end()
+        assert among == {channel}
+        channel.send(b"too late")
+        got = bytearray()
+        while among:
+            got += theirs.recv(2**20)
+            pump()
+        while chunk := theirs.recv(2**20):
+            got += chunk
+        assert got == b"x" * sent + b"yz"
+        assert drained == [True]

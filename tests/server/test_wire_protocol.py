@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import socket
 import struct
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, suppress
 from itertools import pairwise
 from typing import Literal
@@ -18,9 +16,9 @@ from psycopg import postgres
 
 from queueproof.postgres import Server
 from queueproof.wire import protocol
-from queueproof.wire.gate import Wire
 from queueproof.wire.pipeline import Pipeline
 from queueproof.wire.protocol import Message, Parser, ProtocolError, message
+from tests.fix_wire import OWNER, Bench
 
 Side = Literal["frontend", "backend"]
 SIDES: tuple[Side, ...] = ("frontend", "backend")
@@ -30,15 +28,15 @@ STARTUP = struct.pack("!ii", 15, 3 << 16) + b"user\0x\0"
 def conversation(dsn: str) -> None:
     """Something of everything: both protocols, an error, COPY, a pipeline, a large row."""
     with psycopg.connect(dsn, autocommit=True) as connection:
-        connection.execute("CREATE TABLE jobs (id int, note text)")
-        connection.execute("INSERT INTO jobs VALUES (%b, %s)", [1, "é" * 10])
+        connection.execute("CREATE TABLE notes (id int, note text)")
+        connection.execute("INSERT INTO notes VALUES (%b, %s)", [1, "é" * 10])
         with connection.pipeline():
             for n in range(3):
-                connection.execute("INSERT INTO jobs VALUES (%s)", [n], prepare=True)
+                connection.execute("INSERT INTO notes VALUES (%s)", [n], prepare=True)
         with connection.cursor() as cursor:
-            with cursor.copy("COPY jobs FROM STDIN") as copy:
+            with cursor.copy("COPY notes FROM STDIN") as copy:
                 copy.write(b"7\t" + b"x" * 100_000 + b"\n")
-            with cursor.copy("COPY jobs TO STDOUT") as copy:
+            with cursor.copy("COPY notes TO STDOUT") as copy:
                 assert sum(1 for _ in copy) == 5
         with pytest.raises(psycopg.errors.DivisionByZero):
             connection.execute("SELECT 1 / 0")
@@ -59,18 +57,11 @@ def recorded(server: Server) -> dict[Side, bytes]:
     with (
         pytest.MonkeyPatch.context() as patch,
         server.database() as conninfo,
-        closing(Wire(conninfo)) as wire,
-        ThreadPoolExecutor() as pool,
+        closing(Bench(conninfo)) as bench,
     ):
         patch.setattr(Parser, "feed", feed)
-        client = pool.submit(conversation, wire.listen("w1"))
-        ours, theirs = socket.socketpair()
-        client.add_done_callback(lambda _: theirs.close())
-        wire.watch(ours, lambda: wire.unwatch(ours))
-        while not client.done() or wire.connections("w1"):
-            wire.pump(None)
-        client.result()
-        ours.close()
+        bench.finish(bench.start(conversation, bench.dsn))
+        bench.until(lambda: not bench.wire.connections(OWNER))
     return {side: bytes(stream) for side, stream in streams.items()}
 
 
@@ -99,9 +90,7 @@ def test_a_real_conversation_is_read(recorded: dict[Side, bytes], side: Side) ->
 
 @given(places=st.lists(st.integers(min_value=0), max_size=30))
 @example(places=list(range(2000)))
-def test_any_fragmentation_gives_the_same_messages(
-    recorded: dict[Side, bytes], places: list[int]
-) -> None:
+def test_fragments_give_the_same_messages(recorded: dict[Side, bytes], places: list[int]) -> None:
     """It does not matter how the network cuts a stream."""
     for side, stream in recorded.items():
         assert parse(side, cut(stream, places)) == parse(side, [stream])
@@ -114,9 +103,7 @@ def frames(kinds: str) -> st.SearchStrategy[list[bytes]]:
 
 
 @given(data=st.data(), side=st.sampled_from(SIDES), places=st.lists(st.integers(0), max_size=10))
-def test_frames_come_out_as_they_went_in(
-    data: st.DataObject, side: Side, places: list[int]
-) -> None:
+def test_frames_come_out_as_they_go_in(data: st.DataObject, side: Side, places: list[int]) -> None:
     """Each message comes out whole, or in pieces of one size where nobody reads it."""
     sent = data.draw(frames("PBQ" + "d" if side == "frontend" else "ECTDd"))
     begin = [STARTUP] if side == "frontend" else []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import select
 import signal
 import sys
@@ -30,27 +31,27 @@ from queueproof.queues.worker import (
     WorkerQueue,
     as_uri,
 )
+from tests.fix_histories import each
 from tests.fix_programs import Begin, Eventually, finished, is_gone
 from tests.fix_queues import answered
 
 Spawn = Callable[..., WorkerProcess]
-DSN = "host=/tmp/socket dbname=q user=me"
 OPERATIONS = ["enqueue", "claim", "complete", "complete_many", "fail", "heartbeat", "recover"]
 DESCRIPTION = {"operations": [*OPERATIONS, "jobs", "cleanup"], "lease": 30}
 ECHO = "import sys\nfor line in sys.stdin: print(line, end='', flush=True)"
 """Answers each message with the message."""
 
 
-def queue_of(code: str, *arguments: str) -> WorkerQueue:
+def queue_of(code: str) -> WorkerQueue:
     """A queue whose workers are a few lines of Python."""
-    return WorkerQueue("exec: it", [sys.executable, "-c", code, *arguments])
+    return WorkerQueue("exec: it", [sys.executable, "-c", code])
 
 
 @pytest.fixture
 def spawn() -> Iterator[Spawn]:
     """Starts workers, and ends them after the test."""
     with ExitStack() as stack:
-        yield lambda code, *arguments: stack.enter_context(queue_of(code, *arguments).spawn("w1"))
+        yield lambda code: stack.enter_context(queue_of(code).spawn("w1"))
 
 
 @pytest.fixture
@@ -62,38 +63,39 @@ def described() -> WorkerQueue:
 
 
 def test_exec_names_a_worker_and_its_arguments() -> None:
-    """The command line is split as a shell would, and nothing is started."""
+    """The command line is split as a shell would; nothing is started, and no step is there."""
     queue = resolve("exec: python3 'a worker.py' --fast")
     assert isinstance(queue, WorkerQueue)
     assert queue.argv == ("python3", "a worker.py", "--fast")
     assert queue.name == "exec: python3 'a worker.py' --fast"
     assert {"install", "enqueue", "claim"} == queue.offers
+    with pytest.raises(QueueproofError, match="needed as steps"):
+        queue.begin("claim")
 
 
-@pytest.mark.parametrize(
-    ("name", "message"),
-    [
-        ("exec:", "names no command; write both in quotes"),
-        ("exec: python3 'a", "no closing quotation"),
-        ("exec: no-such-program x", "there is no command no-such-program; is it installed"),
-        ("exec: KEY=1 python3", "env NAME=value command"),
-        ("exec: worker.sh", r"worker.sh is not on PATH; write ./worker.sh"),
-        ("exec: ./worker.sh", r"./worker.sh is not executable; chmod \+x ./worker.sh"),
-    ],
-)
+@each(r"""
+    name => message
+    exec: => names no command; write both in quotes
+    exec: python3 'a => no closing quotation
+    exec: no-such-program x => there is no command no-such-program; is it installed
+    exec: KEY=1 python3 => env NAME=value command
+    exec: worker.sh => worker.sh is not on PATH; write ./worker.sh
+    exec: ./worker.sh => ./worker.sh is not executable; chmod \+x ./worker.sh
+""")
 def test_a_command_line_that_cannot_work_says_what_to_write(
     name: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Every mistake has one message before anything runs."""
+    """Every mistake has one message before anything runs, and a file that is no program then."""
     monkeypatch.chdir(tmp_path)
     Path("worker.sh").write_text("")
     with pytest.raises(QueueproofError, match=message):
         resolve(name)
+    Path("worker.sh").chmod(0o700)
+    with pytest.raises(WorkerError, match=r"exec: \./worker\.sh cannot be started: Exec format"):
+        resolve("exec: ./worker.sh").spawn("w1")  # type: ignore[attr-defined]
 
 
-def test_the_digest_changes_with_the_arguments_and_with_the_files_among_them(
-    tmp_path: Path,
-) -> None:
+def test_the_digest_changes_with_the_arguments_and_files_among_them(tmp_path: Path) -> None:
     """A replay token is refused once the worker has changed."""
     worker = tmp_path / "worker.py"
     worker.write_text("1")
@@ -104,30 +106,19 @@ def test_the_digest_changes_with_the_arguments_and_with_the_files_among_them(
     assert before != WorkerQueue("q", ["python3", str(worker)]).digest
 
 
-def test_a_worker_cannot_be_run_as_steps() -> None:
-    """What needs the statements of a queue says that a worker's are its own."""
-    with pytest.raises(QueueproofError, match="needed as steps"):
-        queue_of("").begin("claim")
+INIT = """{
+  "operations": ["enqueue", "claim", "complete", "clock"],
+  "takes": {"claim": ["limit", "worker"], "enqueue": ["payload"]},
+  "lease": 1.5, "max_attempts": null, "backoff": 0, "jitter": 0.5, "order": "Priority,FIFO",
+  "isolation": "serializable", "promises": ["old-snapshot"], "retry_on": ["40001"],
+  "breaks": {"order": "no index"}
+}"""
 
 
 def test_init_tells_facts_and_operations() -> None:
-    """Header keys as in a queue file, durations as seconds; null is not promised."""
+    """Header keys as in a queue file, durations as seconds; null is not promised, nor what was."""
     queue = queue_of("")
-    queue.described_by(
-        {
-            "operations": ["enqueue", "claim", "complete", "clock"],
-            "takes": {"claim": ["limit", "worker"], "enqueue": ["payload"]},
-            "lease": 1.5,
-            "max_attempts": None,
-            "backoff": 0,
-            "jitter": 0.5,
-            "order": "Priority,FIFO",
-            "isolation": "serializable",
-            "promises": ["old-snapshot"],
-            "retry_on": ["40001"],
-            "breaks": {"order": "no index"},
-        }
-    )
+    queue.described_by(json.loads(INIT))
     assert {"install", "enqueue", "claim", "complete"} == queue.offers
     assert queue.moves_clock
     assert {"limit", "worker"} == queue.takes("claim")
@@ -138,13 +129,9 @@ def test_init_tells_facts_and_operations() -> None:
     assert queue.promises == {"old-snapshot"}
     assert queue.retry_on == {"40001"}
     assert queue.breaks == {"order": "no index"}
-
-
-def test_a_later_init_takes_back_what_an_earlier_one_promised(described: WorkerQueue) -> None:
-    """The last description counts as a whole."""
-    described.described_by({"operations": ["enqueue", "claim"]})
-    assert described.lease is None
-    assert "complete" not in described.offers
+    queue.described_by({"operations": ["enqueue", "claim"]})
+    assert queue.lease is None
+    assert {"install", "enqueue", "claim"} == queue.offers
 
 
 @pytest.mark.parametrize(
@@ -183,7 +170,10 @@ def test_a_wrong_description_says_how_to_write_it(answer: dict[str, Any], messag
 
 
 def test_a_message_holds_what_the_operation_takes(described: WorkerQueue) -> None:
-    """Durations become seconds, the payload an object; what is left open is the header's."""
+    """Durations become seconds, the payload an object; what is left open is the header's.
+
+    A database is named by a URI: client libraries outside libpq read nothing else.
+    """
     spec = {"payload": '{"n": 1}', "priority": 2, "delay": timedelta(seconds=1.5), "queue": "a"}
     expected = {"payload": {"n": 1}, "priority": 2, "delay": 1.5, "queue": "a", "max_attempts": 3}
     assert {"op": "enqueue", "jobs": [expected]} == described.request("enqueue", **spec)
@@ -191,28 +181,21 @@ def test_a_message_holds_what_the_operation_takes(described: WorkerQueue) -> Non
     assert described.request("claim", worker="u", limit=2, queue="a", age=None) == claim
     assert described.request("cleanup", age=timedelta(minutes=1)) == {"op": "cleanup", "age": 60}
     assert described.request("clock", ahead=-3.5) == {"op": "clock", "ahead": -3.5}
-
-
-def test_init_and_install_are_told_a_uri(described: WorkerQueue) -> None:
-    """Client libraries outside libpq read nothing else."""
-    uri = "postgresql:///q?user=me&host=/tmp/socket"
-    init = described.request("init", dsn=DSN, queue="default")
+    dsn, uri = "host=/tmp/socket dbname=q user=me", "postgresql:///q?user=me&host=/tmp/socket"
+    init = described.request("init", dsn=dsn, queue="default")
     assert init == {"op": "init", "dsn": uri, "queue": "default"}
-    assert {"op": "install", "dsn": uri} == described.request("install", dsn=DSN)
+    assert {"op": "install", "dsn": uri} == described.request("install", dsn=dsn)
 
 
-@pytest.mark.parametrize(
-    ("dsn", "uri"),
-    [
-        ("host=db port=6543 dbname=q", "postgresql://db:6543/q"),
-        (
-            "host=::1 user='a@b' password='p /?' dbname='q r' sslmode=require",
-            "postgresql://a%40b:p%20%2F%3F@[::1]/q%20r?sslmode=require",
-        ),
-        ("host=a,b port=1,2 dbname=q", "postgresql:///q?host=a%2Cb&port=1%2C2"),
-        ("postgres://me@db/q", "postgres://me@db/q"),
-    ],
-)
+@each("""
+    dsn => uri
+    host=db port=6543 dbname=q => postgresql://db:6543/q
+    every part
+        host=::1 user='a@b' password='p /?' dbname='q r' sslmode=require
+        => postgresql://a%40b:p%20%2F%3F@[::1]/q%20r?sslmode=require
+    host=a,b port=1,2 dbname=q => postgresql:///q?host=a%2Cb&port=1%2C2
+    postgres://me@db/q => postgres://me@db/q
+""")
 def test_a_connection_string_becomes_a_uri(dsn: str, uri: str) -> None:
     """Each part is quoted where it stands, and a URI is left alone."""
     assert uri == as_uri(dsn)
@@ -234,6 +217,8 @@ def test_a_claimed_job_goes_back_as_it_came(described: WorkerQueue) -> None:
     assert [job] == described.request("complete_many", worker="u", jobs=[claim])["jobs"]
     told = (b"7", b"1", None, b"1.5", b'["a"]', b"x")
     assert claim.token == {name: Value(text, 0) for name, text in zip(job, told, strict=True)}
+    with pytest.raises(AssertionError):  # only a worker's own can go back to it
+        described.request("complete", worker="u", job=Claim("7"))
 
 
 FAILED = {"state": "failed", "attempts": 2}
@@ -295,18 +280,11 @@ def test_nonsense_is_shown_with_what_belongs_there(
     assert f"exec: it answered {operation} with {json.dumps(answer)}: " in str(caught.value)
 
 
-def test_an_error_is_the_servers(described: WorkerQueue) -> None:
-    """SQLSTATE and message arrive as if the server had answered the harness itself."""
-    with pytest.raises(ServerError) as caught:
-        described.read("claim", {}, {"error": {"sqlstate": "40001", "message": "try again"}})
-    assert (caught.value.sqlstate, caught.value.message) == ("40001", "try again")
-
-
 def test_messages_are_answered_one_by_one(spawn: Spawn) -> None:
-    """Each message is a line, each answer the line after it."""
+    """Each message is a line, and each answer the line after it, be it longer than a pipe holds."""
     worker = spawn(ECHO)
-    for number in range(3):
-        assert {"op": "x", "n": number} == worker.ask({"op": "x", "n": number})
+    for text in ("a", "b", "ä" * 150_000):
+        assert {"op": "x", "text": text} == worker.ask({"op": "x", "text": text})
 
 
 def test_a_scheduler_reads_when_there_is_something_to_read(spawn: Spawn) -> None:
@@ -319,19 +297,10 @@ def test_a_scheduler_reads_when_there_is_something_to_read(spawn: Spawn) -> None
         select.select([worker.stdout], [], [])
         worker.receive()
     worker.check()
-    assert worker.take() == {"op": "x"}
-    assert worker.answer is None
+    assert (worker.take(), worker.answer) == ({"op": "x"}, None)
 
 
-def test_a_long_message_and_a_long_answer_pass(spawn: Spawn) -> None:
-    """A line may be longer than a pipe holds."""
-    message = {"op": "x", "text": "ä" * 150_000}
-    assert message == spawn(ECHO).ask(message)
-
-
-def test_an_answer_counts_although_the_worker_ends_after_it(
-    spawn: Spawn, eventually: Eventually
-) -> None:
+def test_an_answer_counts_although_its_worker_ends(spawn: Spawn, eventually: Eventually) -> None:
     """What it has said stands; that it is gone is told at the next message."""
     worker = spawn("input(); print('{}', flush=True); raise SystemExit(3)")
     assert worker.ask({"op": "claim"}) == {}
@@ -340,22 +309,20 @@ def test_an_answer_counts_although_the_worker_ends_after_it(
         worker.ask({"op": "fail"})
 
 
-@pytest.mark.parametrize(
-    ("code", "message"),
-    [
-        ("input(); raise SystemExit('no table')", "ended with exit status 1.*no table"),
-        ("import os; input(); os.kill(os.getpid(), 11)", r"signal 11 \(Segmentation fault\)"),
-        ("input(); print('hello', flush=True); input()", "wrote hello, which is no JSON object"),
-        ("input(); print('[1]', flush=True); input()", r"wrote \[1\], which is no JSON object"),
-        ("input(); print('NaN', flush=True); input()", "wrote NaN, which is no JSON object"),
-        ("input(); print('[' * 9999, flush=True); input()", r"wrote \[{200}\.\.\., which is no"),
-        (r"""input(); print('{"id": "\\ud800"}', flush=True); input()""", "is no JSON object"),
-        (r"import os; input(); os.write(1, b'\xff\n'); input()", "which is no JSON object"),
-        ("input(); print('{}\\n{}', flush=True); input()", "a line that nobody asked for: {}"),
-        ("input(); print('x' * 2_000_000, flush=True)", "more than 1 MB: xxx"),
-        ("import os; input(); os.close(1); input()", "closed its stdout, and runs on"),
-    ],
-)
+@each(r"""
+    code => message
+    input(); raise SystemExit('no table') => ended with exit status 1.*no table
+    import os; input(); os.kill(os.getpid(), 11) => signal 11 \(Segmentation fault\)
+    input(); print('hello', flush=True); input() => wrote hello, which is no JSON object
+    input(); print('[1]', flush=True); input() => wrote \[1\], which is no JSON object
+    input(); print('NaN', flush=True); input() => wrote NaN, which is no JSON object
+    input(); print('[' * 9999, flush=True); input() => wrote \[{200}\.\.\., which is no
+    input(); print('{"id": "\\ud800"}', flush=True); input() => is no JSON object
+    import os; input(); os.write(1, b'\xff\n'); input() => which is no JSON object
+    input(); print('{}\n{}', flush=True); input() => a line that nobody asked for: {}
+    input(); print('x' * 2_000_000, flush=True) => more than 1 MB: xxx
+    import os; input(); os.close(1); input() => closed its stdout, and runs on
+""")
 def test_what_a_worker_must_not_do_is_told(spawn: Spawn, code: str, message: str) -> None:
     """The message says which queue and worker, what it was asked, and how it went wrong."""
     worker = spawn(code)
@@ -365,21 +332,13 @@ def test_what_a_worker_must_not_do_is_told(spawn: Spawn, code: str, message: str
     assert ', asked {"op": "claim", "worker": "u"}' in str(caught.value)
 
 
-def test_a_worker_that_hangs_is_given_up(spawn: Spawn) -> None:
-    """The time it was given is stated."""
-    worker = spawn("input(); input()")
+def test_a_worker_that_hangs_is_given_up(spawn: Spawn, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The time it was given is stated, and a full pipe does not stop the harness either."""
     with pytest.raises(WorkerError, match=r"has not answered claim within 0\.2 s"):
-        worker.ask({"op": "claim"}, 0.2)
-
-
-def test_a_worker_that_reads_nothing_is_given_up(
-    spawn: Spawn, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A full pipe does not stop the harness."""
+        spawn("input(); input()").ask({"op": "claim"}, 0.2)
     monkeypatch.setattr("queueproof.waits.ANSWER", 0.2)
-    worker = spawn("import signal; signal.pause()")
     with pytest.raises(WorkerError, match="does not read what it is asked"):
-        worker.send({"op": "x", "text": "x" * 200_000})
+        spawn("import signal; signal.pause()").send({"op": "x", "text": "x" * 200_000})
 
 
 def test_a_line_between_two_messages_is_no_answer(spawn: Spawn) -> None:
@@ -404,21 +363,20 @@ def test_the_end_of_a_talkative_workers_log_is_shown(spawn: Spawn) -> None:
     assert "begin" not in str(caught.value)
 
 
-FAMILY = (
-    "import json, subprocess, sys; input()\n"
-    "child = subprocess.Popen([sys.executable, '-c', 'import signal; signal.pause()'])\n"
-    "print(json.dumps({'pid': child.pid}), flush=True); input()"
-)
+FAMILY = """
+import json, subprocess, sys; input()
+child = subprocess.Popen([sys.executable, '-c', 'import signal; signal.pause()'], {})
+print(json.dumps({{'pid': child.pid}}), flush=True); input()
+"""
+STAYS = FAMILY.format("")
+LEAVES = FAMILY.format("start_new_session=True, stdout=subprocess.DEVNULL")
+"""Starts somebody, in a session of his own or not, and answers who that is."""
 
 
 @pytest.mark.parametrize("stopped", [False, True])
-def test_kill_ends_the_worker_and_all_that_it_started(
-    spawn: Spawn,
-    eventually: Eventually,
-    stopped: bool,  # noqa: FBT001 - a parameter of the test
-) -> None:
+def test_kill_ends_the_whole_family(spawn: Spawn, eventually: Eventually, *, stopped: bool) -> None:
     """A crash leaves nothing of a worker behind, and the worker is reaped."""
-    worker = spawn(FAMILY)
+    worker = spawn(STAYS)
     child = worker.ask({"op": "x"})["pid"]
     if stopped:
         os.killpg(worker.pid, signal.SIGSTOP)
@@ -431,19 +389,22 @@ def test_kill_ends_the_worker_and_all_that_it_started(
         worker.check()
 
 
-def test_a_killed_harness_leaves_no_worker_behind(
-    tmp_path: Path, begin: Begin, eventually: Eventually
-) -> None:
+HARNESS = """
+import os, signal, sys; from queueproof.queues.worker import WorkerQueue
+def begin(code): return WorkerQueue('q', [sys.executable, '-c', code]).spawn('w1')
+def begun(worker): return worker.ask({'op': 'x'})['pid']
+"""
+
+
+def test_a_killed_harness_leaves_no_worker_behind(begin: Begin, eventually: Eventually) -> None:
     """Not even those that are stopped, or do not look at their stdin."""
     code = (
-        "import os, signal, sys; from queueproof.queues.worker import WorkerQueue\n"
-        f"family = WorkerQueue('q', [sys.executable, '-c', {FAMILY!r}])\n"
-        "workers = [family.spawn(name) for name in ('w1', 'w2')]\n"
-        "pids = [w.ask({'op': 'x'})['pid'] for w in workers] + [w.pid for w in workers]\n"
+        f"{HARNESS}workers = [begin({STAYS!r}), begin({STAYS!r})]\n"
+        "pids = [pid for one in workers for pid in (begun(one), one.pid)]\n"
         "os.killpg(workers[0].pid, signal.SIGSTOP)\n"
         "print(*pids, flush=True); input()"
     )
-    harness = begin(sys.executable, "-c", code, cwd=tmp_path)
+    harness = begin(sys.executable, "-c", code)
     pids = [int(pid) for pid in harness.line().split()]
     assert len(pids) == 4
     assert not any(is_gone(pid) for pid in pids)
@@ -451,44 +412,27 @@ def test_a_killed_harness_leaves_no_worker_behind(
     eventually(lambda: all(map(is_gone, pids)), "all workers to end")
 
 
-APART = (
-    "import json, subprocess, sys\n"
-    "sys.stdin.readline()\n"
-    "sleep = [sys.executable, '-c', 'import time; time.sleep(600)']\n"
-    "pid = subprocess.Popen(sleep, start_new_session=True, stdout=subprocess.DEVNULL).pid\n"
-    "print(json.dumps({'pid': pid}), flush=True)\n"
-    "sys.stdin.readline()"
-)
-"""Starts somebody in a session of his own, and answers who that is."""
-
-
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM, None])
 def test_who_has_left_a_workers_session_ends_with_the_harness(
-    tmp_path: Path, how: signal.Signals | None, begin: Begin, eventually: Eventually
+    how: signal.Signals | None, begin: Begin, eventually: Eventually
 ) -> None:
     """Be the harness killed, stopped or at its end, and the worker that started it gone."""
     code = (
-        "import sys; from queueproof.queues.worker import WorkerQueue\n"
-        f"worker = WorkerQueue('q', [sys.executable, '-c', {APART!r}]).spawn('w1')\n"
-        "print(worker.ask({'op': 'x'})['pid'], flush=True)\n"
+        f"{HARNESS}worker = begin({LEAVES!r}); print(begun(worker), flush=True)\n"
         "worker.kill(); print('killed', flush=True); input()"
     )
-    harness = begin(sys.executable, "-c", code, cwd=tmp_path)
+    harness = begin(sys.executable, "-c", code)
     pid = int(harness.line())
     assert harness.line() == "killed"
     assert not is_gone(pid)
     if how is None:
-        assert harness.stdin is not None
-        harness.stdin.write("\n")
-        harness.stdin.flush()
+        harness.communicate("\n")
     else:
         harness.send_signal(how)
     eventually(lambda: is_gone(pid), "who had left the session to end")
 
 
-def test_a_group_whose_number_passed_to_a_stranger_is_left_alone(
-    spawn: Spawn, eventually: Eventually
-) -> None:
+def test_a_group_whose_number_is_a_strangers_stays(spawn: Spawn, eventually: Eventually) -> None:
     """What is killed at the end began when it was made known."""
     worker = spawn(ECHO)
     began = watchdog.started(worker.pid)
@@ -496,15 +440,6 @@ def test_a_group_whose_number_passed_to_a_stranger_is_left_alone(
     assert worker.ask({"op": "x"}) == {"op": "x"}
     watchdog.end([{"do": "group", "pid": worker.pid, "started": began}])
     eventually(lambda: not worker.alive, "a worker to end")
-
-
-def test_a_worker_that_cannot_be_started_is_named(tmp_path: Path) -> None:
-    """A file that is no program says so."""
-    broken = tmp_path / "broken"
-    broken.write_text("no program")
-    broken.chmod(0o700)
-    with pytest.raises(WorkerError, match=r"exec: .*broken cannot be started: Exec format error"):
-        resolve(f"exec: {broken}").spawn("w1")  # type: ignore[attr-defined]
 
 
 def live_through(queue: WorkerQueue, dsn: str) -> None:
@@ -540,6 +475,9 @@ def live_through(queue: WorkerQueue, dsn: str) -> None:
         assert caught.value.sqlstate == "22008"  # datetime_field_overflow
 
 
+PROGRAMS = {".py": sys.executable, ".mjs": "node"}
+
+
 def written(suffix: str, directory: Path) -> Path:
     """The template that `queueproof init` writes."""
     path = directory / f"worker{suffix}"
@@ -547,56 +485,49 @@ def written(suffix: str, directory: Path) -> Path:
     return path
 
 
-def test_the_python_template_works(database: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("suffix", [".py", pytest.param(".mjs", marks=pytest.mark.node)])
+def test_a_template_works(
+    database: str, tmp_path: Path, suffix: str, request: pytest.FixtureRequest
+) -> None:
     """It claims, refuses what a worker has lost, recovers and reports, and passes errors on."""
-    live_through(WorkerQueue("q", [sys.executable, str(written(".py", tmp_path))]), database)
-
-
-@pytest.mark.node
-def test_the_node_template_works(database: str, tmp_path: Path, node_modules: Path) -> None:
-    """The same, on node-postgres."""
-    worker = written(".mjs", tmp_path)
-    (tmp_path / "node_modules").symlink_to(node_modules)
-    live_through(WorkerQueue("q", ["node", str(worker)]), database)
+    worker = written(suffix, tmp_path)
+    if suffix == ".mjs":
+        modules = request.getfixturevalue("node_modules")
+        (tmp_path / "node_modules").symlink_to(modules)
+    live_through(WorkerQueue("q", [PROGRAMS[suffix], str(worker)]), database)
 
 
 @pytest.mark.parametrize("suffix", [".py", pytest.param(".mjs", marks=pytest.mark.node)])
 def test_a_template_ends_with_its_stdin(suffix: str, tmp_path: Path) -> None:
     """Nothing is left when whoever asked is gone."""
-    worker = written(suffix, tmp_path)
     if suffix == ".mjs":
         (tmp_path / "node_modules" / "pg").mkdir(parents=True)
         (tmp_path / "node_modules" / "pg" / "index.js").write_text("")
-    ended = finished(sys.executable if suffix == ".py" else "node", worker, input="")
+    ended = finished(PROGRAMS[suffix], written(suffix, tmp_path), input="")
     assert (ended.returncode, ended.stdout, ended.stderr) == (0, "", "")
+
+
+def template(name: str) -> str:
+    """The text of a file beside the templates."""
+    return files("queueproof.queues").joinpath(f"templates/{name}").read_text()
 
 
 def test_the_templates_run_the_same_statements() -> None:
     """Two languages, one queue: their SQL differs in the parameters' form alone."""
-    python, node = (
-        files("queueproof.queues").joinpath(f"templates/worker.{suffix}").read_text()
-        for suffix in ("py", "mjs")
-    )
+    python, node = template("worker.py"), template("worker.mjs")
     begins = ("UPDATE", "  SELECT", "SET")
     shared = [line for line in python.splitlines() if line.startswith(begins)]
     assert len(shared) > 5
     assert not [line for line in shared if "%" not in line and line not in node]
 
 
-def documented() -> list[tuple[dict[str, Any], dict[str, Any]]]:
-    """Each message of the protocol's documentation with its answer."""
-    lines = files("queueproof.queues").joinpath("templates/README.md").read_text().splitlines()
-    spoken = [
-        (mark, json.loads(line[6:])) for line in lines if (mark := line[:6]) in {"    > ", "    < "}
-    ]
-    assert ["    > ", "    < "] * (len(spoken) // 2) == [mark for mark, _ in spoken]
-    return [(spoken[n][1], spoken[n + 1][1]) for n in range(0, len(spoken), 2)]
-
-
-def test_the_documentation_has_every_message(described: WorkerQueue) -> None:
-    """With all that each may be told, and answers that are understood."""
+def test_the_documentation_has_every_message_and_every_key_of_init(described: WorkerQueue) -> None:
+    """With all that each may be told and declare, and answers that are understood."""
+    text = template("README.md")
+    spoken = re.findall(r"^ {4}> (.*)\n {4}< (.*)$", text, re.MULTILINE)
+    assert len(re.findall(r"^ {4}[<>] ", text, re.MULTILINE)) == 2 * len(spoken)
     told: dict[str, set[str]] = {}
-    for message, answer in documented():
+    for message, answer in (map(json.loads, pair) for pair in spoken):
         operation = message["op"]
         known = message["jobs"][0] if operation == "enqueue" else message
         told[operation] = known.keys() - {"op"}
@@ -606,17 +537,6 @@ def test_the_documentation_has_every_message(described: WorkerQueue) -> None:
             queue_of("").described_by(answer)
     others = {"init": {"dsn", "queue"}, "install": {"dsn"}, "clock": {"ahead"}}
     assert {**QUEUE_OPERATIONS, **others} == told
-
-
-def test_the_documentation_has_every_key_of_init() -> None:
-    """What may be declared is looked up there, and not in the code."""
-    text = files("queueproof.queues").joinpath("templates/README.md").read_text()
     table = text.partition("## What `init` answers")[2].partition("\n## ")[0]
     keys = {line.split("`")[1] for line in table.splitlines() if line.startswith("| `")}
     assert {"operations", "takes", *_FACTS} == keys
-
-
-def test_a_claim_of_another_kind_is_refused(described: WorkerQueue) -> None:
-    """Only a worker's own claim can go back to it."""
-    with pytest.raises(AssertionError):
-        described.request("complete", worker="u", job=Claim("7"))
