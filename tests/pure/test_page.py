@@ -148,6 +148,9 @@ def test_the_page_takes_nothing_from_elsewhere() -> None:
     assert "@import" not in page
     assert "url(" not in page
     assert "default-src 'none'" in page
+    assert "prefers-color-scheme: dark" in page
+    assert 'class="drawn" role="group"' in page
+    assert {tag.name for tag in found.tags}.isdisjoint({"script", "link"})
 
 
 def test_the_broken_come_first_and_the_whole_table_last() -> None:
