@@ -80,5 +80,5 @@ def node_modules() -> Path:
 @pytest.fixture
 def theirs(server: Server) -> Iterator[Server]:
     """A server that somebody else has started: it is not ours to kill."""
-    with server.database() as conninfo, open_server(conninfo) as opened:
+    with server.database() as conninfo, open_server(conninfo, trust=True) as opened:
         yield opened

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import replace
 from itertools import pairwise
 from math import factorial, prod
 from typing import cast
 
 import pytest
 
-from queueproof.history.calls import Call, History, Ref
-from queueproof.judge.checker import Violation, check
+from queueproof.history.calls import Ref
+from queueproof.judge.checker import check
 from queueproof.judge.spec import Declared
 from queueproof.queues.model import Claim
 from queueproof.run.actors import Actor
@@ -20,9 +19,10 @@ from queueproof.run.record import Choice, Run
 from queueproof.run.runner import Runner
 from queueproof.schedule.conditions import PLAIN
 from queueproof.schedule.moments import DAY, MOMENT
-from queueproof.schedule.programs import JobSpec, Program, advance
+from queueproof.schedule.programs import JobSpec, Program, advance, claim
 from queueproof.search.explore import explore
 from queueproof.search.shrink import Failure, one_by_one, shrink, smaller
+from tests.fix_histories import Told
 from tests.fix_plays import play
 
 DECLARED = Declared(
@@ -97,9 +97,9 @@ def test_fewer_preemptions_come_first(seed: int) -> None:
 
 def test_a_seed_gives_one_order_and_all_seeds_the_same_schedules() -> None:
     """The seed only decides who comes first among equals."""
-    assert words((3, 3), seed=1) == words((3, 3), seed=1)
-    assert words((3, 3), seed=1) != words((3, 3), seed=2)
-    assert set(words((3, 3), seed=1)) == set(words((3, 3), seed=2))
+    one, again, other = (words((3, 3), seed=seed) for seed in (1, 1, 2))
+    assert one == again != other
+    assert set(one) == set(other)
 
 
 def test_the_budget_is_the_most_that_is_tried() -> None:
@@ -118,11 +118,8 @@ def test_of_too_many_schedules_those_with_few_preemptions_are_tried(
 
 def test_a_schedule_is_reported_as_it_is_replayed() -> None:
     """What comes with a run, given to the runner again, is the same interleaving."""
-    counter = Counter()
-    runs = explore(cast("Runner", counter), program(2, 3), budget=99, seed=0)
-    tried = [schedule for schedule, _ in runs]
-    again = Counter()
-    for schedule in tried:
+    counter, again = Counter(), Counter()
+    for schedule, _ in explore(cast("Runner", counter), program(2, 3), budget=99, seed=0):
         again.run(program(2, 3), schedule)
     assert counter.words == again.words
 
@@ -135,16 +132,12 @@ class DoubleClaims:
     def run(self, program: Program, schedule: Sequence[int] = ()) -> Run:
         """Two claims overlap wherever two workers claim; nothing else ever breaks."""
         del schedule
-        calls: list[Call] = []
-        if program.jobs:
-            calls.append(Call(0, "enqueue", "producer", 1, 0.0, 2, 0.0, ids=("1",)))
         acts = [(actor, do) for stage in program.stages for actor, dos in stage for do in dos]
-        workers = [actor for actor, do in acts if do.kind == "claim" and program.jobs]
-        for actor in dict.fromkeys(workers):
-            n = len(calls)
-            calls.append(Call(n, "claim", actor, 2 + n, 0.0, 100 + n, 0.0, limit=1, ids=("1",)))
-        calls = [replace(call, answer="accepted") for call in calls]
-        return Run(History(calls, final={"1": "running"}))
+        workers = dict.fromkeys(actor for actor, do in acts if do.kind == "claim")
+        begin = [f"begin {actor} claims" for actor in workers]
+        ends = [f"end {actor} 1" for actor in workers]
+        told = ["enqueue 1", *begin, *ends] if program.jobs else []
+        return Run(Told("; ".join([*told, "left 1=running"])).history)
 
 
 def breaks(one: Program) -> bool:
@@ -159,16 +152,13 @@ def test_shrinking_ends_where_nothing_more_can_go() -> None:
         "w1 claims 2, completes | w2 beats, claims 2; +9; w3 claims, completes",
         [JobSpec(priority=2), JobSpec(delay=5.0), JobSpec(bound=1)],
     )
-    run = DoubleClaims().run(long)
-    violation: Violation = check(run.history, DECLARED).violations[0]
-    runner = cast("Runner", DoubleClaims())
-    failure = Failure(long, (), run, violation)
+    run, runner = DoubleClaims().run(long), cast("Runner", DoubleClaims())
+    failure = Failure(long, (), run, check(run.history, DECLARED).violations[0])
     small = shrink(failure, one_by_one(runner, DECLARED, failure)).program
     assert breaks(small)
     assert not any(breaks(candidate) for candidate in smaller(small))
-    assert (JobSpec(),) == small.jobs
-    left = [(do.kind, do.limit) for stage in small.stages for _, dos in stage for do in dos]
-    assert left == [("claim", 1)] * 2
+    left = {actor: dos for stage in small.stages for actor, dos in stage}
+    assert (small.jobs, [*left.values()]) == ((JobSpec(),), [(claim(),)] * 2)
 
 
 @pytest.mark.parametrize("moves", ["+18; +24", "clock advances 18, advances 24"])

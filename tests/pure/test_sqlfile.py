@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,6 +16,7 @@ from queueproof.errors import QueueError, ServerError, Source
 from queueproof.queues.model import VOID, Claim, JobRow, Operation, Result, Step, Value, Values
 from queueproof.queues.numbers import others_than_declared
 from queueproof.queues.sqlfile import SqlFileQueue, load, load_text
+from tests.fix_queues import queue_file
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -88,41 +90,36 @@ def job(number: str = "7") -> Claim:
     return Claim(number, {"id": Value(number.encode(), INT8), "attempt": Value(b"1", INT4)})
 
 
+OFFERED = {"install", "enqueue", "claim", "complete"}
+
+
 def test_header_facts_become_the_queues() -> None:
     """The header's keys are attributes, the rest keep their defaults."""
     loaded = queue()
     assert timedelta(seconds=30) == loaded.lease
     assert (loaded.max_attempts, loaded.order, loaded.backoff) == (5, "priority, fifo", None)
-    assert frozenset({"install", "enqueue", "claim", "complete"}) == loaded.offers
+    assert (loaded.name, loaded.offers) == ("q.sql", OFFERED)
     assert hashlib.sha256(FILE.encode()).hexdigest()[:12] == loaded.digest
-    assert loaded.name == "q.sql"
 
 
 def test_every_key_is_read() -> None:
     """Each key of the contract has its type; spelling and case are tolerant."""
-    header = """\
--- backoff = "5 min"
--- jitter = 0.25
--- concurrency_limit = 4
--- delivery = "at-least-once"
--- leader = true
--- jobs_per_worker = 1
--- stale = "fails"
--- isolation = "Repeatable  READ"
--- promises = ["old-snapshot"]
--- retry_on = ["55P03", "40001"]
--- [breaks]
--- fencing = "no token"
--- ///
-"""
-    loaded = load_text(FILE.replace("-- ///\n", header, 1).replace("y, f", "Y,F", 1), PATH)
-    assert (loaded.backoff, loaded.jitter) == (timedelta(minutes=5), 0.25)
-    assert (loaded.concurrency_limit, loaded.retry_on) == (4, frozenset({"55P03", "40001"}))
-    assert (loaded.isolation, loaded.order) == ("repeatable read", "priority, fifo")
-    assert loaded.promises == {"old-snapshot"}
-    assert loaded.breaks == {"fencing": "no token"}
-    assert (loaded.delivery, loaded.leader) == ("at-least-once", True)
-    assert (loaded.jobs_per_worker, loaded.stale) == (1, "fails")
+    keys = {  # in the header: as a fact of the queue
+        'backoff = "5 min"': ("backoff", timedelta(minutes=5)),
+        "jitter = 0.25": ("jitter", 0.25),
+        "concurrency_limit = 4": ("concurrency_limit", 4),
+        'delivery = "at-least-once"': ("delivery", "at-least-once"),
+        "leader = true": ("leader", True),
+        "jobs_per_worker = 1": ("jobs_per_worker", 1),
+        'stale = "fails"': ("stale", "fails"),
+        'isolation = "Repeatable  READ"': ("isolation", "repeatable read"),
+        'order = "Priority,FIFO"': ("order", "priority, fifo"),
+        'promises = ["old-snapshot"]': ("promises", {"old-snapshot"}),
+        'retry_on = ["55P03", "40001"]': ("retry_on", {"55P03", "40001"}),
+        'breaks.fencing = "no token"': ("breaks", {"fencing": "no token"}),
+    }
+    loaded = load_text(queue_file(header="\n".join(keys)), PATH)
+    assert {name: getattr(loaded, name) for name, _ in keys.values()} == dict(keys.values())
 
 
 def test_a_lease_may_be_the_session() -> None:
@@ -159,27 +156,10 @@ def test_durations_are_read(text: str, seconds: float) -> None:
     assert timedelta(seconds=seconds) == loaded.lease
 
 
-def test_blocks_keep_their_statements_and_lines() -> None:
-    """A block knows its line, mode, parameters, and each statement's place."""
-    blocks = queue().blocks
-    assert list(blocks) == ["schema", "enqueue", "claim", "complete"]
-    complete = blocks["complete"]
-    assert (complete.line, complete.mode, complete.parameters) == (17, "!", ("id", "worker"))
-    assert [Source(PATH, 18)] == [statement.source for statement in complete.statements]
-    assert list(complete.statements[0].parameters) == ["id", "worker"]
-
-
 def test_markers_in_strings_bodies_and_comments_are_none() -> None:
     """Only a comment that fills its line begins a block."""
-    schema = """#
-/*
--- name: recover
-*/
-SELECT $$
--- name: fail
-$$ -- name: cleanup
-;"""
-    assert frozenset({"install", "enqueue", "claim", "complete"}) == queue(schema=schema).offers
+    schema = "#\n/*\n-- name: recover\n*/\nSELECT $$\n-- name: fail\n$$ -- name: cleanup\n;"
+    assert queue(schema=schema).offers == OFFERED
 
 
 @pytest.mark.parametrize(
@@ -345,10 +325,9 @@ def test_the_longest_span_is_what_the_sql_can_say(recover: str, seconds: float |
 @pytest.mark.parametrize("name", ["schema", "enqueue", "claim"])
 def test_required_blocks_are_missed(name: str) -> None:
     """Schema, enqueue and claim must stand in the file, and not be empty."""
-    start = FILE.index(f"-- name: {name}")
-    end = FILE.index("\n-- name:", start)
+    without = re.sub(rf"-- name: {name}.*?(?=\n-- name:)", "", FILE, flags=re.DOTALL)
     with pytest.raises(QueueError, match=f"there is no block {name}"):
-        load_text(FILE[:start] + FILE[end:], PATH)
+        load_text(without, PATH)
     with pytest.raises(QueueError, match=f"block {name} is empty"):
         queue(**{name: "\n-- nothing\n;"})
 
@@ -475,9 +454,8 @@ def test_columns_of_a_step_are_arrays_for_later_ones() -> None:
     """Arrays carry the column's type, replace earlier ones, and void columns give none."""
     found = [{"trie": Value(t, INT4), "v": Value(b"", VOID)} for t in (b"1", None)]
     first = Result(("trie", "v"), (INT4, VOID), found)
-    operation = queue(claim=TWO_STEPS).begin("claim", worker="w")
-    later = (rows(id=["7"], trie=["3"]), rows(id=["8", "9"]))
-    steps, claims = run(operation, changed(0, "BEGIN"), first, *later, changed(0, "COMMIT"))
+    answers = changed(0), first, rows(id=["7"], trie=["3"]), rows(id=["8", "9"]), changed(0)
+    steps, claims = run(queue(claim=TWO_STEPS).begin("claim", worker="w"), *answers)
     assert Values((b"1", None), INT4) == steps[2].params["tries"]
     assert Values((b"3",), INT8) == steps[3].params["tries"]
     assert [claimed.id for claimed in claims] == ["8", "9"]
@@ -580,8 +558,10 @@ def test_complete_many_by_count(count: int, accepted: frozenset[str] | None) -> 
 
 def test_complete_many_of_nothing_asks_nothing() -> None:
     """An empty batch needs no step."""
-    operation = queue(MANY.format("")).begin("complete_many", worker="w", jobs=[])
-    assert ([], frozenset()) == run(operation)
+    assert run(queue(MANY.format("")).begin("complete_many", worker="w", jobs=[])) == (
+        [],
+        frozenset(),
+    )
 
 
 BOTH = "\n-- name: complete_and_claim{}\nSELECT :ids, :attempts, :worker, :limit"
@@ -635,16 +615,9 @@ def test_observations_that_are_none(answer: Result, says: str) -> None:
     assert Source(PATH, 20) == caught.value.source
 
 
-def test_arguments_that_an_operation_does_not_take_are_left_aside() -> None:
-    """A job passed to recover changes nothing about its answer."""
-    loaded = queue("\n-- name: recover\nSELECT 1;")
-    assert run(loaded.begin("recover", job=job(), worker="w"), rows(id=["7"]))[1] == ["7"]
-
-
 def test_a_server_error_passes_through() -> None:
     """What the driver throws at a step reaches the caller, and no further step follows."""
-    operation = queue().begin("claim", worker="w", limit=1)
-    next(operation)
+    next(operation := queue().begin("claim", worker="w", limit=1))
     with pytest.raises(ServerError, match="55P03"):
         operation.throw(ServerError("55P03", "could not obtain lock"))
 
