@@ -14,7 +14,7 @@ from queueproof.postgres import Server
 from queueproof.queues.deployment import Deployment, deployment
 from queueproof.queues.model import Queue
 from queueproof.queues.sqlfile import load_text
-from queueproof.report.card import Card, Judgement, together
+from queueproof.report.card import Card, Judgement, Verdict, together
 from queueproof.run.open import open_lab
 from tests.fix_commands import Command
 from tests.fix_labs import judged
@@ -96,9 +96,9 @@ def test_the_story_of_a_deployment_is_told_again(broken_by: BrokenBy, command: C
     assert (ran.code, "It happened again: live-lease is broken." in ran.out) == (1, True)
 
 
-def card(*verdicts: str) -> Card:
+def card(*verdicts: Verdict) -> Card:
     """A card of some verdicts."""
-    named = [Judgement(f"g{n}", v, v, seconds=1.0) for n, v in enumerate(verdicts)]  # type: ignore[arg-type]
+    named = [Judgement(f"g{n}", v, v, seconds=1.0) for n, v in enumerate(verdicts)]
     return Card("q", "PostgreSQL", 0, 2.0, named)
 
 

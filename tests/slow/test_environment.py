@@ -47,6 +47,12 @@ def tried(queue: str, source: str, environment: dict[str, str], patch: pytest.Mo
         return server.label
 
 
+NAMES = (
+    *("PGDATABASE", "PGUSER", "PGPASSWORD", "PGPASSFILE", "PGSERVICE"),
+    *("PGCLIENTENCODING", "PGTZ", "PGDATESTYLE"),
+)
+
+
 @pytest.mark.sample
 def test_a_server_of_our_own_is_used_whatever_the_environment_names(
     queue: str, monkeypatch: pytest.MonkeyPatch
@@ -54,21 +60,13 @@ def test_a_server_of_our_own_is_used_whatever_the_environment_names(
     """With every variable leading elsewhere each operation works, and nobody calls there."""
     with socket.create_server(("127.0.0.1", 0)) as elsewhere:
         environment = {
-            "PGHOST": "127.0.0.1",
-            "PGHOSTADDR": "127.0.0.1",
+            **dict.fromkeys(("PGHOST", "PGHOSTADDR"), "127.0.0.1"),
             "PGPORT": str(elsewhere.getsockname()[1]),
-            "PGDATABASE": "myapp",
-            "PGUSER": "me",
-            "PGPASSWORD": "secret",
-            "PGPASSFILE": "/nowhere",
-            "PGSERVICE": "nowhere",
             "PGSSLMODE": "verify-full",
             "PGREQUIREAUTH": "scram-sha-256",
             "PGOPTIONS": "-c default_transaction_read_only=on",
             "PGTARGETSESSIONATTRS": "standby",
-            "PGCLIENTENCODING": "nonsense",
-            "PGTZ": "nonsense",
-            "PGDATESTYLE": "nonsense",
+            **dict.fromkeys(NAMES, "nonsense"),
         }
         assert "embedded" in tried(queue, "embedded", environment, monkeypatch)
         elsewhere.settimeout(0)

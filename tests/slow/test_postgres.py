@@ -254,18 +254,6 @@ class TestEmbedded:
         assert list(temporary.iterdir()) == []
         assert not is_there(pid, segment)
 
-    def test_long_temporary_directory(
-        self, temporary: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        """A directory too deep for a Unix socket is no obstacle."""
-        deep = temporary / ("d" * 100)
-        deep.mkdir(mode=0o755)
-        monkeypatch.setenv("TMPDIR", str(deep))
-        with open_server("embedded") as server, server.database() as conninfo:
-            where = Path(unix_socket(conninfo)).parent
-            assert str(ask(conninfo, "SHOW data_directory")).startswith(str(deep))
-        assert not where.exists()
-
     def test_copied_programs_run(self, temporary: Path) -> None:
         """Root whose package the server's user cannot read gets a copy that finds its libraries."""
         programs = local.find_embedded("")
