@@ -834,18 +834,6 @@ def test_the_work_of_a_check_grows_with_the_history(
     assert work(long) <= 1.3 * work(short)
 
 
-def test_a_history_is_judged_the_same_every_time() -> None:
-    """The same calls give the same evidence and the same words, however often they are judged."""
-
-    def judged() -> str:
-        each = "enqueue {0}; w1 claims {0}; w1 fails {0}; sweep"
-        told = Told("; ".join([*map(each.format, range(1, 5)), "left"]))
-        return repr(sorted(check(told.history, declared()).evidence.items()))
-
-    kept = [(judged(), [object() for _ in range(n)]) for n in range(100)]
-    assert len({text for text, _ in kept}) == 1
-
-
 @dataclass(slots=True)
 class Row:
     """A job in the queue's table."""

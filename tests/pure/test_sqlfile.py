@@ -242,6 +242,15 @@ def test_markers_in_strings_bodies_and_comments_are_none() -> None:
         (ENDS, f"jobs\nWITH a AS ({GONE}) TABLE a;\n-- name: {ENDS}", 18, "jobs only reads"),
         ("UPDATE jobs SET locked", "-- else\nUPDATE jobs SET locked", 15, "between two statements"),
         ("attempt;", "attempt;\n-- else\n", 16, "`-- else` stands between two statements"),
+        ("(:limit)", "($1)", 15, "write :worker or the like, not"),
+        ("CREATE", "COPY jobs TO STDOUT;\nCREATE", 9, "COPY from or to the client is no step"),
+        ("UPDATE", "copy jobs (id) from stdin;\nUPDATE", 15, "COPY from or to the client is no"),
+        (
+            "attempt;",
+            "attempt;\nBEGIN;\nCOMMIT AND CHAIN;",
+            17,
+            "AND CHAIN leaves claim in another",
+        ),
     ],
 )
 def test_mistakes_are_located_and_named(old: str, new: str, line: int, says: str) -> None:
@@ -251,6 +260,20 @@ def test_mistakes_are_located_and_named(old: str, new: str, line: int, says: str
         load_text(FILE.replace(old, new, 1), PATH)
     assert Source(PATH, line) == caught.value.source
     assert says in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "claim",
+    [
+        "PREPARE pick AS SELECT id FROM jobs LIMIT $1;\nEXECUTE pick(1);",  # parameters of its own
+        "COPY jobs FROM '/file';\nSELECT 1 AS id;",  # which the server reads
+        "BEGIN;\nSELECT 1 AS id;\nCOMMIT AND CHAIN;\nSELECT 2;\nCOMMIT AND NO CHAIN;",
+    ],
+    ids=["PREPARE", "COPY", "CHAIN"],
+)
+def test_what_looks_like_a_mistake_and_is_none_is_loaded(claim: str) -> None:
+    """What is refused elsewhere has a meaning here."""
+    assert queue(claim=f"\n{claim}").blocks["claim"].statements
 
 
 def test_a_bare_schema_is_told_how_to_become_a_queue_file() -> None:
@@ -330,13 +353,6 @@ def test_required_blocks_are_missed(name: str) -> None:
         load_text(without, PATH)
     with pytest.raises(QueueError, match=f"block {name} is empty"):
         queue(**{name: "\n-- nothing\n;"})
-
-
-def test_a_positional_parameter_is_refused() -> None:
-    """`$1` would be taken for the first `:name`; PREPARE has parameters of its own."""
-    with pytest.raises(QueueError, match="write :worker or the like, not"):
-        queue(claim="\nSELECT id FROM jobs LIMIT $1;")
-    queue(claim="\nPREPARE pick AS SELECT id FROM jobs LIMIT $1;\nEXECUTE pick(1);")
 
 
 def test_lease_needs_the_header() -> None:
@@ -739,24 +755,6 @@ def test_promote_tells_how_many_and_start_tells_nothing() -> None:
     steps, answer = run(loaded.begin("start", worker="w"), changed(1))
     assert "w" in str(steps[0].params["worker"])
     assert answer is None
-
-
-@pytest.mark.parametrize("copy", ["COPY jobs TO STDOUT", "copy jobs (id) from stdin"])
-@pytest.mark.parametrize("block", ["schema#", "claim"])
-def test_copy_has_its_line(block: str, copy: str) -> None:
-    """It waits for data that nobody sends, or reads: in every block it is a mistake."""
-    text = f"-- name: {block}\n{copy};\n"
-    with pytest.raises(QueueError, match=r"^q\.sql:2: COPY from or to the client is no step"):
-        load_text(text, "q.sql")
-    load_text(FILE.replace("INSERT", "COPY jobs FROM '/file'; INSERT"), "q.sql")
-
-
-def test_a_block_does_not_end_in_another_transaction() -> None:
-    """AND CHAIN may stand within it, not at its end."""
-    within = "\nBEGIN;\nSELECT 1 AS id;\nCOMMIT AND CHAIN;\n"
-    with pytest.raises(QueueError, match=r"q\.sql:17: AND CHAIN leaves claim in another transac"):
-        queue(claim=within)
-    queue(claim=f"{within}SELECT 2;\nCOMMIT AND NO CHAIN;")
 
 
 THREE = """

@@ -18,17 +18,15 @@ from queueproof.guarantees.catalogue import CATALOGUE
 from queueproof.probes.buffers import KINDS
 from queueproof.probes.plans import DEEP
 from queueproof.schedule.conditions import PLANNERS, Conditions
-from queueproof.schedule.programs import JobSpec, Program, advance, claim, complete, script
+from queueproof.schedule.programs import JobSpec, Program
 from queueproof.schedule.reading import read
 from queueproof.search.tokens import encode_token
 from tests.fix_commands import Command
 from tests.fix_places import REFERENCE
+from tests.fix_plays import play
 
-PROGRAM = Program(
-    (JobSpec(), JobSpec(3, 2.5, 4, "other", "large")),
-    ((script("w1", claim(), complete()), script("clock", advance(31.7))),),
-    (JobSpec(),),
-)
+JOBS = [JobSpec(), JobSpec(3, 2.5, 4, "other", "large")]
+PROGRAM = play("w1 claims, completes | clock advances 31.7", JOBS, reserve=1)
 STORY: dict[str, Any] = {
     "program": PROGRAM.to_data(),
     "schedule": [1, 0],

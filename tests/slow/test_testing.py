@@ -11,6 +11,7 @@ import pytest
 from queueproof import testing
 from queueproof.errors import QueueproofError
 from tests.fix_places import REFERENCE, STRATEGIES
+from tests.fix_plays import play
 
 
 def example(queue: Path) -> Callable[[], None]:
@@ -25,10 +26,9 @@ def example(queue: Path) -> Callable[[], None]:
 def test_what_a_queue_does_not_offer_is_no_pass() -> None:
     """A program without an operation of the queue's shows nothing; an unknown one is named."""
     queue = STRATEGIES / "sound" / "sessions.sql"
-    program = testing.Program((testing.JobSpec(),), ((("w1", (testing.Do("heartbeat"),)),),))
     with pytest.raises(AssertionError, match="does not offer heartbeat, which the program does"):
-        testing.must_hold("single-claim", queue, program=program)
-    explodes = program._replace(stages=((("w1", (testing.Do("explode"),)),),))  # type: ignore[arg-type]
+        testing.must_hold("single-claim", queue, program=play("w1 beats"))
+    explodes = play("w1 beats")._replace(stages=((("w1", (testing.Do("explode"),)),),))  # type: ignore[arg-type]
     with pytest.raises(QueueproofError, match='kind is "explode", and not one of: enqueue, cl'):
         testing.must_hold("single-claim", queue, program=explodes)
 
