@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import cache
 
 import pytest
@@ -25,7 +25,7 @@ def acts(program: Program) -> list[Do]:
     return [do for stage in program.stages for _, dos in stage for do in dos]
 
 
-def lives(name: str) -> Iterator[list[str]]:
+def lives(name: str) -> Iterator[Sequence[str]]:
     """What happens in each life that a queue's jobs may have alone, act by act."""
     for space in spaces_of(name):
         yield from ([do.kind for do in acts(one.make())] for one in space.alone())

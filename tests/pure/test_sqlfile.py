@@ -90,7 +90,7 @@ def job(number: str = "7") -> Claim:
     return Claim(number, {"id": Value(number.encode(), INT8), "attempt": Value(b"1", INT4)})
 
 
-OFFERED = {"install", "enqueue", "claim", "complete"}
+OFFERED = frozenset({"install", "enqueue", "claim", "complete"})
 
 
 def test_header_facts_become_the_queues() -> None:

@@ -1,12 +1,17 @@
-"""From a queue to a card: verdicts, replay tokens, what makes a queue unusable."""
+"""From a queue to a card: verdicts, replay tokens, what makes a queue unusable; must_hold."""
 
 from __future__ import annotations
 
 import re
+import textwrap
+from collections.abc import Callable
 from dataclasses import astuple
+from pathlib import Path
+from typing import Any
 
 import pytest
 
+from queueproof import testing
 from queueproof.errors import QueueError, QueueproofError
 from queueproof.examine.calibrate import calibrate
 from queueproof.examine.check import check_queue
@@ -162,7 +167,7 @@ def test_an_edited_queue_is_asked_for_the_story_under_every_order(lab_of: LabOf)
 def test_a_token_does_not_fit_a_queue_without_its_operations(lab_of: LabOf) -> None:
     """What a queue no longer offers is named; a kind that nobody knows is another version's."""
     sound = lab_of(SOUND)
-    data = {"schedule": [], "under": {}, "broken": "order"}
+    data: dict[str, Any] = {"schedule": [], "under": {}, "broken": "order"}
     kinds = {
         "cleanup": "needs cleanup, which it no longer offers",
         "juggle": r'\[0\]\.kind is "juggle", and not one of: enqueue, claim',
@@ -273,3 +278,30 @@ def test_a_probes_story_is_asked_of_its_probe() -> None:
     with pytest.raises(AssertionError, match="backoff: A failed job waits"):
         must_hold("backoff", STRATEGIES / "broken" / "backoff_none.sql", probe=True)
     must_hold("backoff", REFERENCE, probe=True)
+
+
+def example(queue: Path) -> Callable[[], None]:
+    """The test in the module's docstring, about a queue."""
+    told = (testing.__doc__ or "").partition("    from ")[2].partition("\nA `Program`")[0]
+    code = textwrap.dedent(f"    from {told}").replace("jobs.sql", str(queue))
+    names: dict[str, Callable[[], None]] = {}
+    exec(code, names)  # noqa: S102 - the documentation's own
+    return names["test_single_claim"]
+
+
+def test_what_a_queue_does_not_offer_is_no_pass() -> None:
+    """A program without an operation of the queue's shows nothing; an unknown one is named."""
+    queue = STRATEGIES / "sound" / "sessions.sql"
+    with pytest.raises(AssertionError, match="does not offer heartbeat, which the program does"):
+        must_hold("single-claim", queue, program=play("w1 beats"))
+    explodes = play("w1 beats")._replace(stages=((("w1", (testing.Do("explode"),)),),))  # type: ignore[arg-type]
+    with pytest.raises(QueueproofError, match='kind is "explode", and not one of: enqueue, cl'):
+        must_hold("single-claim", queue, program=explodes)
+
+
+@pytest.mark.sample
+def test_the_example_passes_and_fails() -> None:
+    """It tells the story of the queue without a lock, and nothing of the reference."""
+    example(REFERENCE)()
+    with pytest.raises(AssertionError, match="w1 got a job that w2 already holds"):
+        example(STRATEGIES / "select_then_update.sql")()

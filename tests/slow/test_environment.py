@@ -6,8 +6,6 @@ import json
 import os
 import socket
 import sys
-import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 
 import psycopg
@@ -156,21 +154,6 @@ def test_a_database_in_another_encoding_is_asked(server: Server) -> None:
                 assert connection.info.encoding == "utf-8"
     finally:
         tell(server._admin, "DROP DATABASE ascii")
-
-
-@pytest.fixture
-def temporary(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Iterator[Path]:
-    """A folder of some name, which everybody may enter, as the one for temporary files."""
-    with tempfile.TemporaryDirectory(dir="/tmp") as base:
-        path = Path(base, os.fsdecode(request.param))
-        path.mkdir(parents=True)
-        for folder in (path, *path.parents):
-            if folder.is_relative_to(base):
-                folder.chmod(0o755)
-        monkeypatch.setenv("TMPDIR", str(path))
-        monkeypatch.setattr(tempfile, "tempdir", None)
-        yield path
-    monkeypatch.undo()
 
 
 WORKING = [b"a,b", b"not\xffutf-8", b"x" * 150 + b"/" + b"y" * 100, b'it\'s "quoted" $HOME %s']

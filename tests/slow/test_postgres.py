@@ -12,7 +12,6 @@ import socket
 import socketserver
 import subprocess
 import sys
-import tempfile
 import textwrap
 import threading
 from collections.abc import Callable, Iterator
@@ -78,9 +77,9 @@ class Door(socketserver.ThreadingTCPServer):
         threading.Thread(target=self.serve_forever, args=(0.01,)).start()
         return self
 
-    def __exit__(self, *error: object) -> None:
+    def __exit__(self, *_: object) -> None:
         self.shutdown()
-        super().__exit__(*error)  # which waits for the clients' threads
+        self.server_close()  # which waits for the clients' threads
 
     def finish_request(self, client: Any, _address: object) -> None:  # noqa: ANN401
         """Let both talk until one of them ends."""
@@ -145,18 +144,6 @@ def door(guarded: str, admin: str) -> Iterator[Door]:
     with Door(guarded) as door:
         yield door
     tell(admin, "ALTER ROLE alice RESET ALL")
-
-
-@pytest.fixture
-def temporary(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """Make an empty directory the temporary one; every user may enter it, as with /tmp."""
-    with tempfile.TemporaryDirectory(dir="/tmp", prefix="qp") as directory:
-        path = Path(directory)
-        path.chmod(0o755)
-        monkeypatch.setenv("TMPDIR", directory)
-        monkeypatch.setattr(tempfile, "tempdir", None)
-        yield path
-    tempfile.tempdir = None
 
 
 def unix_socket(conninfo: str) -> str:
