@@ -8,7 +8,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import combinations
+from itertools import combinations, product
 from types import FrameType
 from typing import Any
 
@@ -208,35 +208,23 @@ def test_a_breach_that_follows_from_another_says_so(case: Case) -> None:
     assert told == case.breaks
 
 
-@pytest.mark.parametrize(("bound", "found"), [(1, []), (2, ["retry-given"]), (None, [])])
-@pytest.mark.parametrize("left", [" 1=failed", ""])
-def test_a_fail_ends_a_job_at_its_last_attempt_only(
-    bound: int | None, found: list[str], left: str
-) -> None:
-    """Rule 23: where max_attempts is declared, a failed job that has attempts left is not over."""
-    enqueue = "enqueue 1" if bound is None else f"enqueue 1 bound={bound}"
-    told = Told(f"{enqueue}; w1 claims 1; w1 fails 1; +31; sweep; left{left}")
-    assert broken(told.history) == found
-
-
-@pytest.mark.parametrize("recovery", ["recover 1; ", ""])
 @pytest.mark.parametrize(
-    ("left", "bound", "found"),
+    ("bound", "left", "failed", "crashed"),
     [
-        pytest.param(" 1=failed", 2, ["retry-given"], id="it failed with an attempt left"),
-        pytest.param(" 1=failed", 1, [], id="it failed at its last attempt"),
-        pytest.param(" 1=failed", None, [], id="it failed where no attempts are promised"),
-        pytest.param(" 1=running", 2, ["stale-recovery"], id="it did not end"),
-        pytest.param("", 2, ["stale-recovery"], id="it is lost"),
+        pytest.param("bound=2", "1=failed", "retry-given", "retry-given", id="an attempt is left"),
+        pytest.param("bound=1", "1=failed", "", "", id="it was the last attempt"),
+        pytest.param("", "1=failed", "", "", id="no attempts are promised"),
+        pytest.param("bound=2", "1=running", "no-lost-job", "stale-recovery", id="it did not end"),
+        pytest.param("bound=2", "", "retry-given", "stale-recovery", id="it is gone"),
     ],
 )
-def test_a_crashed_workers_job_ends_at_its_last_attempt_only(
-    recovery: str, left: str, bound: int | None, found: list[str]
+@pytest.mark.parametrize("ends", ["fails 1; +31", "crashes; +31; recover 1", "crashes; +31"])
+def test_a_job_ends_at_its_last_attempt_only(
+    ends: str, bound: str, left: str, failed: str, crashed: str
 ) -> None:
-    """Rule 23: what a crash ends with attempts left is retry-given, what never ends is not."""
-    enqueue = "enqueue 1" if bound is None else f"enqueue 1 bound={bound}"
-    told = Told(f"{enqueue}; w1 claims 1; w1 crashes; +31; {recovery}sweep; left{left}")
-    assert broken(told.history) == found
+    """Rule 23: what a fail or a crash ends with attempts left is retry-given, if it is ended."""
+    history = Told(f"enqueue 1 {bound}; w1 claims 1; w1 {ends}; sweep; left {left}").history
+    assert "".join(broken(history)) == (failed if "fails" in ends else crashed)
 
 
 @cases("""
@@ -342,28 +330,46 @@ def test_what_completes_and_claims_is_no_other_worker(
     assert broken(told.history, declared(order="fifo")) == found
 
 
-def is_blocked(story: str) -> bool:
-    """Whether somebody in a history waits who must not."""
-    return "non-blocking" in broken(Told(story).history)
+def is_blocked(before: str, blocker: str, asked: str, ends: str = "end all") -> bool:
+    """Whether somebody waits who must not: for an operation, or for w2 between two of its own."""
+    begins = f"begin {blocker}; " if blocker else ""
+    told = f"{before}; {begins}begin {asked} waits={blocker[:2] or 'w2'}; {ends}; all completed"
+    return "non-blocking" in broken(Told(told).history)
 
 
-TWO = "enqueue 1 2; w1 claims 1; w2 claims 2"
-BUSY = ["begin w2 claims", "begin w2 completes 2", "begin w2 fails 2", "begin w2 beats 2"]
+TWO, FRESH = "enqueue 1 2; w1 claims 1; w2 claims 2", "enqueue 1; w1 claims 1; +1"
+LATE = "enqueue 1; w1 claims 1; +31"
+BUSY = ["w2 claims", "w2 completes 2", "w2 fails 2", "w2 beats 2", ""]
+HOLDERS = ["w1 completes 1", "w1 fails 1", "w1 beats 1", "w2 recovers"]
 
 
-@pytest.mark.parametrize("asked", ["w1 claims", "w1 beats 1", "recover"])
-@pytest.mark.parametrize("blocker", [*BUSY, pytest.param("", id="w2 between its calls")])
-def test_claim_heartbeat_and_recover_wait_for_nobody(asked: str, blocker: str) -> None:
-    """Rule 10: waiting for another worker's claim, open job or a shared row breaks non-blocking."""
-    told = f"{TWO}; {blocker}; begin {asked} waits=w2; end all; left 1=running 2=running"
-    assert is_blocked(told)
+@pytest.mark.parametrize(
+    ("before", "blocker", "asked"),
+    [
+        *product([TWO], BUSY, ["w1 claims", "w1 beats 1", "recover"]),
+        *product([LATE], HOLDERS, ["w3 claims", "w3 recovers"]),
+        *product([FRESH], ["w2 claims", "w2 recovers"], ["w1 beats 1"]),
+    ],
+)
+def test_claim_heartbeat_and_recover_wait_for_nobody(before: str, blocker: str, asked: str) -> None:
+    """Rule 10: not for another's claim, open job or shared row, for a late worker or a reaper.
+
+    A heartbeat whose lease is fresh waits for no claim or recovery: they leave alone what lives.
+    """
+    assert is_blocked(before, blocker, asked)
 
 
 @pytest.mark.parametrize("asked", ["w1 completes 1", "w1 fails 1", "enqueue", "cleanup"])
 def test_complete_fail_enqueue_and_cleanup_may_wait(asked: str) -> None:
     """Rule 10: these may wait for whomever they like."""
-    told = f"{TWO}; begin w2 claims; begin {asked} waits=w2; end all; left 1=running 2=running"
-    assert not is_blocked(told)
+    assert not is_blocked(TWO, "w2 claims", asked)
+
+
+@pytest.mark.parametrize("blocker", ["w2 claims", "w2 recovers"])
+@pytest.mark.parametrize("ends", ["end w2 1; end w1 -> rejected", "end all"])
+def test_a_late_heartbeat_may_wait_for_what_takes_its_job(blocker: str, ends: str) -> None:
+    """Rule 10: also where the job is put back or buried, so that the claim does not answer it."""
+    assert not is_blocked(LATE, blocker, "w1 beats 1", ends)
 
 
 @pytest.mark.parametrize(("blocker", "found"), [("complete", []), ("claim", ["non-blocking"])])
@@ -377,42 +383,6 @@ def test_what_completes_and_claims_may_wait_as_a_completion_may(
     told.completing_and_claiming(told.claims["w1", "1"], blocker=other)
     told.end(other)
     assert broken(told.tell("left 1=completed")) in (found, ["no-lost-job", *found])
-
-
-LATE = "enqueue 1; w1 claims 1; +31"
-
-
-@pytest.mark.parametrize("asked", ["w3 claims", "w3 recovers"])
-@pytest.mark.parametrize(
-    ("blocker", "who", "ids"),
-    [
-        ("w1 completes 1", "w1", ""),
-        ("w1 fails 1", "w1", ""),
-        ("w1 beats 1", "w1", ""),
-        ("w2 recovers", "w2", "1"),
-    ],
-)
-def test_no_claim_or_recovery_waits_for_a_late_worker_or_a_reaper(
-    asked: str, blocker: str, who: str, ids: str
-) -> None:
-    """Rule 10: not even for the operation of a worker whose lease has run out."""
-    told = f"{LATE}; begin {blocker}; begin {asked} waits={who}; end {who} {ids}; end w3"
-    assert is_blocked(f"{told}; left 1=running")
-
-
-@pytest.mark.parametrize("blocker", ["w2 claims", "w2 recovers"])
-@pytest.mark.parametrize("ends", ["end w2 1; end w1 -> rejected", "end w2; end w1"])
-def test_a_late_heartbeat_may_wait_for_what_takes_its_job(blocker: str, ends: str) -> None:
-    """Rule 10: also where the job is put back or buried, so that the claim does not answer it."""
-    told = f"{LATE}; begin {blocker}; begin w1 beats 1 waits=w2; {ends}; left 1=running"
-    assert not is_blocked(told)
-
-
-@pytest.mark.parametrize("blocker", ["w2 claims", "w2 recovers"])
-def test_a_heartbeat_waits_for_nobody_while_its_lease_is_fresh(blocker: str) -> None:
-    """Rule 10: a claim or a recovery must leave alone what is alive."""
-    told = f"enqueue 1; w1 claims 1; +1; begin {blocker}; begin w1 beats 1 waits=w2; end all"
-    assert is_blocked(f"{told}; left 1=running")
 
 
 @cases("""
@@ -449,6 +419,8 @@ CRASHED = "w1 claims 1; w1 crashes; "
         enqueue 1; w1 runs 1; sweep; all completed => holds
     rule 15: a job may be gone after its last fail
         enqueue 1 bound=1; w1 claims 1; w1 fails 1; sweep; left => holds
+    rule 23: a job may be gone after a fail where no attempts are promised
+        enqueue 1; w1 claims 1; w1 fails 1; +31; sweep; left => holds
     rule 15: a job may be there after its last fail
         enqueue 1 bound=1; w1 claims 1; w1 fails 1; sweep; left 1=failed => holds
     rule 15: a job that still runs after its last fail is lost
