@@ -161,12 +161,6 @@ def test_shrinking_ends_where_nothing_more_can_go() -> None:
     assert (small.jobs, [*left.values()]) == ((JobSpec(),), [(claim(),)] * 2)
 
 
-@pytest.mark.parametrize("moves", ["+18; +24", "clock advances 18, advances 24"])
-def test_moves_of_the_clock_in_a_row_become_one(moves: str) -> None:
-    """Of a program with eighteen moves of 18 s a story keeps one."""
-    assert play("+42", 0) in smaller(play(moves, 0))
-
-
 def test_moves_with_something_between_them_stay() -> None:
     """What is claimed in between may depend on when."""
     program = play("+18; w1 claims; +9", 0)
@@ -174,29 +168,24 @@ def test_moves_with_something_between_them_stay() -> None:
     assert advance(27) not in moved
 
 
-def test_a_move_of_the_clock_becomes_shorter() -> None:
-    """A story in which somebody stopped for 25 hours, for a second's wait, was not believed."""
-    told = "reaper recovers | w1 fails, advances {}, claims"
-    long, short = (play(told.format(one), 0) for one in (DAY, MOMENT))
-    assert short in smaller(long)
-
-
+STOPS = "reaper recovers | w1 fails, advances {}, claims"
 ONE, TWO = (play(told, 0) for told in ("producer enqueues", "producer enqueues; producer enqueues"))
 URGENT, LATER = JobSpec(priority=2), JobSpec(delay=9.0)
+BOTH = TWO._replace(reserve=(URGENT, LATER))
+SMALLER = {
+    "moves of the clock in a row": (play("+18; +24", 0), play("+42", 0)),
+    "moves of one actor": (play("clock advances 18, advances 24", 0), play("+42", 0)),
+    "a shorter move": (play(STOPS.format(DAY), 0), play(STOPS.format(MOMENT), 0)),
+    "one job less in the middle": (BOTH, TWO._replace(reserve=(LATER,))),
+    "a job like all others": (BOTH, TWO._replace(reserve=(URGENT, JobSpec()))),
+    "a job from the beginning": (BOTH, ONE._replace(jobs=(URGENT,), reserve=(LATER,))),
+}
 
 
-@pytest.mark.parametrize(
-    "expected",
-    [
-        TWO._replace(reserve=(LATER,)),
-        TWO._replace(reserve=(URGENT, JobSpec())),
-        ONE._replace(jobs=(URGENT,), reserve=(LATER,)),
-    ],
-    ids=["one less", "one like all others", "one from the beginning"],
-)
-def test_jobs_that_are_enqueued_in_the_middle_become_fewer_as_well(expected: Program) -> None:
-    """Fifteen jobs of a random program were left where one is enough."""
-    assert expected in smaller(TWO._replace(reserve=(URGENT, LATER)))
+@pytest.mark.parametrize(("large", "small"), SMALLER.values(), ids=SMALLER)
+def test_what_a_story_can_do_without_goes(large: Program, small: Program) -> None:
+    """Stories kept eighteen moves of 18 s, a stop of 25 hours and fifteen jobs; one was enough."""
+    assert small in smaller(large)
 
 
 def test_a_batch_across_claims_names_no_job_twice() -> None:

@@ -688,13 +688,10 @@ def refusal(text: str) -> QueueError | None:
     return None
 
 
-@given(
-    st.integers(0, len(FILE)),
-    st.integers(0, 30),
-    SNIPPETS | st.text(max_size=5),
-    st.integers(0, len(FILE)),
-    SNIPPETS,
-)
+PLACES = st.integers(0, len(FILE))
+
+
+@given(PLACES, st.integers(0, 30), SNIPPETS | st.text(max_size=5), PLACES, SNIPPETS)
 def test_a_mutated_file_loads_or_is_refused(
     start: int, removed: int, inserted: str, second: int, snippet: str
 ) -> None:
