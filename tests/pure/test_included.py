@@ -166,13 +166,6 @@ def test_a_migration_ends_where_it_says_how_it_is_undone(tmp_path: Path, down: s
     assert sent(dumped(tmp_path, script)) == ["CREATE TABLE jobs()"]
 
 
-def test_states_have_the_names_that_the_header_gives_them() -> None:
-    """A state of `jobs` may have a name of its own; a wrong one is told at its line."""
-    text = f"-- /// queue\n-- [states]\n-- done = 'complete'\n-- ///{BLOCKS}"
-    with pytest.raises(QueueError, match=r'^q.sql:3: states: done = "complete": use queued, '):
-        load_text(text, "q.sql")
-
-
 README = (STRATEGIES / "README.md").read_text(encoding="utf-8")
 FENCED = re.findall(r"^ *```sql\n(.*?)```", README, re.MULTILINE | re.DOTALL)
 

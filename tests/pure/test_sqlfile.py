@@ -196,6 +196,7 @@ def test_markers_in_strings_bodies_and_comments_are_none() -> None:
         ("max_attempts = 5", "breaks = 1", 4, "[breaks]"),
         ("-- ///\n", "-- [breaks]\n-- fence = 'x'\n-- ///\n", 7, "did you mean fencing?"),
         ("-- ///\n", "-- [breaks]\n-- fencing = ''\n-- ///\n", 7, "no reason"),
+        ("-- ///\n", "-- [states]\n-- x = 'y'\n-- ///\n", 7, 'states: x = "y": use queued, '),
         ("-- ///\n", "lease\n-- ///\n", 6, "begins with `-- `"),
         ("-- ///\n", "", 2, "never closed"),
         ("-- ///\n", "-- ///\n-- ///\n", 7, "second header"),

@@ -25,15 +25,9 @@ def test_only_what_has_a_known_end_is_done_by_so_much(
 ) -> None:
     """A search may end at any candidate, and says no percentage."""
     monkeypatch.setattr(talk, "QUIET_SECONDS", 0.001)
-    said: list[str] = []
-
-    def is_told() -> bool:
-        said.append(capsys.readouterr().err)
-        return f": {told}" in "".join(said)
-
     with talk.now_and_then("looking for a remedy") as note:
         note("37 candidates tried", fraction)
-        waits.until(is_told, PATIENCE, "a line")
+        waits.until(lambda: f": {told}" in capsys.readouterr().err, PATIENCE, "a line")
 
 
 def nothing() -> None:

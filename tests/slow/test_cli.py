@@ -93,7 +93,8 @@ def card(broken: tuple[Ran, Path]) -> Any:  # noqa: ANN401 - a JSON object
 
 def test_a_broken_queue_exits_1_with_its_story(broken: tuple[Ran, Path]) -> None:
     """The story is on stdout, its remedy, the command that replays it, then the verdict."""
-    ran, _ = broken
+    ran, reports = broken
+    assert "<title>broken: " in (reports / "html").read_text()
     assert (ran.code, ran.err) == (1, "")
     assert "single-claim: No job is held by two workers at once." in ran.out
     told = ran.out.partition("\nHow to mend it: ")[2]
