@@ -75,3 +75,10 @@ def node_modules() -> Path:
         assert npm, "tests marked `node` need Node.js and npm"
         subprocess.run([npm, "ci", "--no-audit", "--no-fund"], cwd=PEERS, check=True)  # noqa: S603
     return modules
+
+
+@pytest.fixture
+def theirs(server: Server) -> Iterator[Server]:
+    """A server that somebody else has started: it is not ours to kill."""
+    with server.database() as conninfo, open_server(conninfo, trust=True) as opened:
+        yield opened

@@ -57,25 +57,15 @@ EVIL = "</script><script>document.title = 'evil'</script><img src=x onerror=aler
 
 
 class Opened(NamedTuple):
-    """What was seen of a page.
+    """What was seen of a page."""
 
-    Attributes:
-        said: The console's lines, of which a sound page has none.
-        title: The page's.
-        width: Pixels that it takes; more than the window's: a reader has to scroll sideways.
-        drawings: Visible SVG elements.
-        empty: Those of them without a height.
-        foreign: Addresses elsewhere that it loads from, or tries to.
-        text: All that is in it, opened or not.
-    """
-
-    said: list[str]
+    said: list[str]  # the console's lines, of which a sound page has none
     title: str
-    width: int
-    drawings: int
-    empty: int
-    foreign: list[str]
-    text: str
+    width: int  # pixels that it takes; more than the window's: a reader has to scroll sideways
+    drawings: int  # visible SVG elements
+    empty: int  # those of them without a height
+    foreign: list[str]  # addresses elsewhere that it loads from, or tries to
+    text: str  # all that is in it, opened or not
 
 
 class Quiet(SimpleHTTPRequestHandler):
@@ -98,19 +88,16 @@ def serving(folder: Path) -> Iterator[str]:
             thread.join()
 
 
-def shown(folder: Path, name: str, width: int = DESK) -> tuple[Any, list[str]]:
-    """Show a page that tells in its title what it has found.
+def shown(page: Path, text: str, folder: Path | None, width: int = DESK) -> tuple[Any, list[str]]:
+    """Show what is told about a page, from beside it: its title, which is JSON, and the console.
 
-    Args:
-        folder: What is served.
-        name: The page there.
-        width: Of the window, in pixels.
-
-    Returns:
-        What its title says, which is JSON, and the console's lines.
+    The page's own folder is served where no other is named.
     """
     chromium = next(filter(None, map(shutil.which, CHROMIUM)), None)
     assert chromium, "there is no Chromium here: apt-get install chromium"
+    folder = folder or page.parent
+    beside = page.with_name(f"beside-{page.name}")
+    beside.write_text(text, encoding="utf-8")
     with serving(folder) as address:
         done = finished(
             chromium,
@@ -119,7 +106,7 @@ def shown(folder: Path, name: str, width: int = DESK) -> tuple[Any, list[str]]:
             "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1",
             f"--user-data-dir={folder / 'profile'}",
             f"--window-size={width + 20},900",
-            f"{address}/{name}",
+            f"{address}/{beside.relative_to(folder).as_posix()}",
             check=True,
         )
     told = TITLE.search(done.stdout)
@@ -129,34 +116,16 @@ def shown(folder: Path, name: str, width: int = DESK) -> tuple[Any, list[str]]:
 
 
 def opened(page: Path, width: int, folder: Path | None = None) -> Opened:
-    """Open a page.
-
-    Args:
-        page: Its file.
-        width: Of the window, in pixels.
-        folder: What is served; the page's own if there is none.
-    """
-    folder = folder or page.parent
-    around = folder / f"around-{page.stem}-{width}.html"
-    name = page.relative_to(folder).as_posix()
-    around.write_text(AROUND.format(width=width, name=name), encoding="utf-8")
-    found, said = shown(folder, around.name, width)
+    """Open a page in a window so many pixels wide."""
+    found, said = shown(page, AROUND.format(width=width, name=page.name), folder, width)
     return Opened(said, **found)
 
 
 def barriers(page: Path, folder: Path | None = None) -> list[str]:
-    """The barriers that axe finds for people who read by ear or go by keys.
-
-    Args:
-        page: Its file.
-        folder: What is served; the page's own if there is none.
-    """
-    folder = folder or page.parent
-    asked = page.with_name(f"asked-{page.name}")
+    """The barriers that axe finds for people who read by ear or go by keys."""
     axe = files("axe_core_python").joinpath("axe.min.js").read_text("utf-8")
     script = f"<title>not asked</title><script>{axe}</script>{ASK}"
-    asked.write_text(POLICY.sub("", page.read_text("utf-8")) + script, encoding="utf-8")
-    found, _ = shown(folder, asked.relative_to(folder).as_posix())
+    found, _ = shown(page, POLICY.sub("", page.read_text("utf-8")) + script, folder)
     return [str(one) for one in found]
 
 

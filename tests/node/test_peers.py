@@ -204,8 +204,8 @@ def test_a_worker_says_what_went_wrong_and_goes_on(peer: str, workers_of: Worker
 
 
 @pytest.fixture
-def node_worker(tmp_path: Path) -> WorkerQueue:
-    """A Node.js worker without a queue: a claim tells the time, an end fails."""
+def node_worker(tmp_path: Path) -> Iterator[WorkerProcess]:
+    """A Node.js worker without a queue, begun: a claim tells the time, an end fails."""
     worker = tmp_path / "worker.mjs"
     worker.write_text(f"""
         import {{ serve }} from '{(PEERS / "lines.mjs").as_uri()}'
@@ -218,27 +218,25 @@ def node_worker(tmp_path: Path) -> WorkerQueue:
         const open = async () => ({{ claim, complete }})
         await serve({{ facts: {{}}, takes: {{}}, install: null, open }})
     """)
-    return WorkerQueue("a worker", ["node", str(worker)])
+    with WorkerQueue("a worker", ["node", str(worker)]).spawn("w1") as process:
+        offered = process.ask({"op": "init", "dsn": ""})["operations"]
+        assert offered == ["claim", "complete", "clock"]
+        yield process
 
 
 @pytest.mark.node
-def test_a_node_worker_has_the_clock_that_it_is_given(node_worker: WorkerQueue) -> None:
+def test_a_node_worker_has_the_clock_that_it_is_given(node_worker: WorkerProcess) -> None:
     """`clock` moves what a Node.js library takes for now, and no moment that it names."""
-    with node_worker.spawn("w1") as process:
-        offered = process.ask({"op": "init", "dsn": ""})["operations"]
-        assert offered == ["claim", "complete", "clock"]
-        told = []
-        for years in (0, 4):
-            process.ask({"op": "clock", "ahead": years * 365.25 * 86400})
-            told.append([job["id"] for job in process.ask({"op": "claim"})["jobs"]])
+    told = []
+    for years in (0, 4):
+        node_worker.ask({"op": "clock", "ahead": years * 365.25 * 86400})
+        told.append([job["id"] for job in node_worker.ask({"op": "claim"})["jobs"]])
     now = int(told[0][0])
     assert told == [[*[str(now + n)] * 3, "1970", "1999", "true"] for n in (0, 4)]
 
 
 @pytest.mark.node
-def test_a_broken_connection_of_a_node_worker_has_a_sqlstate(node_worker: WorkerQueue) -> None:
+def test_a_broken_connection_of_a_node_worker_has_a_sqlstate(node_worker: WorkerProcess) -> None:
     """An errno of five letters, which looks like one, is none."""
-    with node_worker.spawn("w1") as process:
-        process.ask({"op": "init", "dsn": ""})
-        error = process.ask({"op": "complete"})["error"]
+    error = node_worker.ask({"op": "complete"})["error"]
     assert error == {"sqlstate": "08006", "message": "a library says so"}

@@ -45,15 +45,13 @@ def test_an_annotation_is_one_line_and_one_command() -> None:
     """Line breaks, percent signs, colons and commas of a reason or a file name are escaped."""
     (line,) = commands(card(broken("100%\n::error::x")))
     assert line.endswith("::100%25%0A::error::x")
-    place = Place("a,b:c.sql", 1)
-    (line,) = commands(card(Judgement("order", "broken", "r", "s", None, place=place)))
+    (line,) = commands(card(replace(broken(), place=Place("a,b:c.sql", 1))))
     assert "file=a%2Cb%3Ac.sql,line=1," in line
 
 
 def test_files_are_named_from_the_checkout_s_root(tmp_path: Path) -> None:
     """A queue that is named from elsewhere is still found by GitHub."""
-    place = Place(str(tmp_path / "db" / "q.sql"), 3)
-    found = Judgement("order", "broken", "r", "s", None, place=place)
+    found = replace(broken(), place=Place(str(tmp_path / "db" / "q.sql"), 3))
     (line,) = commands(card(found), str(tmp_path))
     assert line.startswith("::error file=db/q.sql,line=3,")
 

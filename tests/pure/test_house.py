@@ -54,33 +54,34 @@ class Import(NamedTuple):
         return f"{self.by} imports {self.of}"
 
 
-def module_of(path: Path, root: Path) -> str:
+def module_of(path: Path, root: Path = ROOT / "harness") -> str:
     """The name by which a file is imported."""
     return ".".join(path.relative_to(root).with_suffix("").parts).removesuffix(".__init__")
 
 
-def files(folder: Path) -> list[Path]:
-    """The Python files of a package."""
-    return [path for path in sorted(folder.rglob("*.py")) if TEMPLATES not in path.parents]
+def tree(path: Path) -> ast.Module:
+    """A file as Python reads it."""
+    return ast.parse(path.read_text(encoding="utf-8"))
 
 
-MODULES = {module_of(path, ROOT / "harness") for path in files(ROOT / "harness")}
+FILES = [p for p in sorted((ROOT / "harness").rglob("*.py")) if TEMPLATES not in p.parents]
+TREES = {module_of(path): tree(path) for path in FILES}
+PARTS = {name: tree for name, tree in TREES.items() if name.partition(".")[0] == "queueproof"}
 
 
-def imports(path: Path, root: Path) -> Iterator[Import]:
-    """Every import of a file, wherever it stands: in a function, or for types only."""
-    by = module_of(path, root)
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+def imports(by: str, tree: ast.Module) -> Iterator[Import]:
+    """Every import of a module, wherever it stands: in a function, or for types only."""
+    for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from (Import(by, name.name) for name in node.names)
         elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0 or root != ROOT / "harness", f"{by}: write the whole name"
+            assert node.level == 0 or by not in TREES, f"{by}: write the whole name"
             for name in node.names:
                 module = f"{node.module}.{name.name}"
-                yield Import(by, module if module in MODULES else str(node.module))
+                yield Import(by, module if module in TREES else str(node.module))
 
 
-LIBRARY = [found for path in files(PACKAGE) for found in imports(path, ROOT / "harness")]
+LIBRARY = [found for name, tree in PARTS.items() for found in imports(name, tree)]
 OWN = [found for found in LIBRARY if found.of.partition(".")[0] == "queueproof"]
 
 
@@ -98,8 +99,7 @@ def floor(module: str) -> int:
 def test_every_part_has_its_place() -> None:
     """No folder or module of the package is missing in the list of floors, or twice in it."""
     listed = [one for parts in FLOORS for one in parts]
-    there = {part(module_of(path, PACKAGE.parent)) for path in files(PACKAGE)}
-    assert sorted(listed) == sorted(there)
+    assert sorted(listed) == sorted({part(name) for name in PARTS})
 
 
 def test_imports_never_run_back() -> None:
@@ -114,11 +114,11 @@ def test_imports_never_run_back() -> None:
 
 def test_no_module_uses_itself_by_way_of_others() -> None:
     """Modules stand in a line, too."""
-    graph: dict[str, set[str]] = {}
+    line = TopologicalSorter[str]()
     for found in OWN:
         if found.by != found.of:
-            graph.setdefault(found.by, set()).add(found.of)
-    tuple(TopologicalSorter(graph).static_order())
+            line.add(found.by, found.of)
+    line.prepare()  # which fails where they stand in a circle
 
 
 def test_nothing_installed_uses_the_workshop() -> None:
@@ -126,9 +126,9 @@ def test_nothing_installed_uses_the_workshop() -> None:
     beside = [
         found
         for folder in ("scenarios", "strategies")
-        for path in files(ROOT / folder)
+        for path in (ROOT / folder).rglob("*.py")
         if "node_modules" not in path.parts
-        for found in imports(path, ROOT)
+        for found in imports(module_of(path, ROOT), tree(path))
     ]
     assert beside
     assert [str(f) for f in [*LIBRARY, *beside] if f.of.partition(".")[0] == "workshop"] == []
@@ -137,12 +137,11 @@ def test_nothing_installed_uses_the_workshop() -> None:
 def test_every_folder_is_installed_and_says_what_is_in_it() -> None:
     """Each package is in the wheel's list, and its docstring begins with one whole sentence."""
     settings = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
-    folders = {path.parent for path in files(PACKAGE)}
-    named = {module_of(folder, ROOT / "harness") for folder in folders}
-    assert named <= set(settings["tool"]["setuptools"]["packages"])
+    folders = {module_of(path.parent) for path in FILES if PACKAGE in path.parents}
+    assert folders <= set(settings["tool"]["setuptools"]["packages"])
     for folder in folders:
-        tree = ast.parse((folder / "__init__.py").read_text(encoding="utf-8"))
-        assert (ast.get_docstring(tree) or "").partition("\n")[0].endswith("."), folder
+        told = ast.get_docstring(TREES[folder]) or ""
+        assert told.partition("\n")[0].endswith("."), folder
 
 
 class Function(NamedTuple):
@@ -195,19 +194,16 @@ def test_parameters_and_errors_are_told() -> None:
 
     What a base of ours tells, or pytest of its hooks, is not told again.
     """
-    everywhere = {
-        path: list(functions(ast.parse(path.read_text(encoding="utf-8")).body))
-        for path in files(ROOT / "harness")
-    }
+    everywhere = {name: list(functions(tree.body)) for name, tree in TREES.items()}
     told = {function.name for found in everywhere.values() for function in found}
     lacking = [
-        f"{path.relative_to(ROOT)}: {one.name}"
-        for path, found in everywhere.items()
+        f"{module}: {one.name}"
+        for module, found in everywhere.items()
         for one in found
         if len(one.parameters) > 1
         and not any(f"{base}.{one.node.name}" in told for base in one.bases)
         and not one.node.name.startswith("pytest_")
-        and part(module_of(path, PACKAGE.parent)) not in UNTOLD
+        and part(module) not in UNTOLD
         and not (
             all(f"\n    {name}: " in one.doc.replace("*", "") for name in one.parameters)
             and ("Raises:" in one.doc or not one.raises)
@@ -232,12 +228,10 @@ def test_every_guarantee_says_how_it_breaks_and_how_it_is_kept() -> None:
 def test_a_name_means_one_class() -> None:
     """Whoever reads a class's name need not ask which of two it is."""
     places = defaultdict(list)
-    for path in sorted(PACKAGE.rglob("*.py")):
-        if TEMPLATES in path.parents:
-            continue
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for module, tree in PARTS.items():
+        for node in ast.walk(tree):
             if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
-                places[node.name].append(f"{path.relative_to(PACKAGE)}:{node.lineno}")
+                places[node.name].append(f"{module}:{node.lineno}")
     assert {name: found for name, found in places.items() if len(found) > 1} == {}
 
 
@@ -246,8 +240,8 @@ def test_every_rule_that_is_named_is_written_down() -> None:
     text = (ROOT / "strategies" / "RULES.md").read_text(encoding="utf-8")
     rules = [int(number) for number in re.findall(r"^(\d+)\. ", text, re.MULTILINE)]
     assert rules == list(range(1, 36))
-    sources = [path.read_text(encoding="utf-8") for path in files(ROOT / "harness")]
-    named = {int(number) for text in sources for number in re.findall(r"\brule (\d+)", text)}
+    sources = " ".join(path.read_text(encoding="utf-8") for path in FILES)
+    named = {int(number) for number in re.findall(r"\brule (\d+)", sources)}
     assert named
     assert named <= set(rules)
 
@@ -260,10 +254,10 @@ def test_no_guarantee_is_a_special_case_elsewhere() -> None:
     """
     ids = {one for one in IDS if "-" in one}
     found = [
-        f"{module_of(path, ROOT / 'harness')}: {node.value}"
-        for path in files(PACKAGE)
-        if part(module_of(path, ROOT / "harness")) not in {"guarantees", "judge", "advice"}
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        f"{module}: {node.value}"
+        for module, tree in PARTS.items()
+        if part(module) not in {"guarantees", "judge", "advice"}
+        for node in ast.walk(tree)
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value in ids
     ]
     assert [one for one in found if not one.startswith("queueproof.queues.ids: ")] == []

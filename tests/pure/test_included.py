@@ -35,10 +35,10 @@ def sent(queue: SqlFileQueue) -> list[str]:
     return [" ".join(one.text.split()) for one in queue.blocks["schema"].statements]
 
 
-def read(folder: Path, script: str) -> list[str]:
-    """What is sent of an included file."""
+def dumped(folder: Path, script: str) -> SqlFileQueue:
+    """A queue file that includes one file."""
     (folder / "dump.sql").write_text(script)
-    return sent(including(folder, '["../dump.sql"]'))
+    return including(folder, '["../dump.sql"]')
 
 
 def test_included_files_come_before_the_schemas_own_statements(tmp_path: Path) -> None:
@@ -55,27 +55,23 @@ def test_included_files_come_before_the_schemas_own_statements(tmp_path: Path) -
 
 def test_a_file_with_includes_needs_no_schema_of_its_own(tmp_path: Path) -> None:
     """The schema then begins where the header names the files."""
-    (tmp_path / "dump.sql").write_text("CREATE TABLE jobs (id serial);")
-    queue = including(tmp_path, '["../dump.sql"]')
+    queue = dumped(tmp_path, "CREATE TABLE jobs (id serial);")
     assert sent(queue) == ["CREATE TABLE jobs (id serial)"]
     assert queue.source_of("install") == Source(tmp_path / "queues" / "q.sql", 2)
 
 
 def test_breaks_are_written_into_the_file_alone(tmp_path: Path) -> None:
     """What it includes stays where it is."""
-    (tmp_path / "dump.sql").write_text("CREATE TABLE jobs (id serial);")
-    written = including(tmp_path, '["../dump.sql"]').with_breaks({"order": "later"})
+    written = dumped(tmp_path, "CREATE TABLE jobs (id serial);").with_breaks({"order": "later"})
     assert "CREATE TABLE" not in written
-    assert '-- order = "later"' in written
-    load_text(written, tmp_path / "queues" / "q.sql")
+    assert load_text(written, tmp_path / "queues" / "q.sql").breaks == {"order": "later"}
 
 
 def test_a_token_and_a_mutant_see_a_change_of_an_included_file(tmp_path: Path) -> None:
     """The digests of a queue and of its mutants are made from what is sent, wherever it stands."""
     digests = []
     for width in ("int", "bigint"):
-        (tmp_path / "dump.sql").write_text(f"CREATE TABLE jobs (id {width});")
-        queue = including(tmp_path, '["../dump.sql"]')
+        queue = dumped(tmp_path, f"CREATE TABLE jobs (id {width});")
         digests.append({queue.digest, *(one.queue.digest for one in mutants_of(queue).mutants)})
     assert min(map(len, digests)) > 1
     assert not digests[0] & digests[1]
@@ -97,7 +93,7 @@ def test_errors_of_an_included_file_are_told_where_they_stand(
 ) -> None:
     """The message names the included file and its line."""
     with pytest.raises(QueueError, match=says):
-        read(tmp_path, script)
+        dumped(tmp_path, script)
 
 
 @pytest.mark.parametrize(
@@ -146,18 +142,16 @@ CREATE PUBLICATION p FOR ALL TABLES;
 SELECT * FROM pg_catalog.pg_restore_relation_stats('version', 1);
 \\unrestrict abc
 """
-    kept = [one.partition("(")[0].strip() for one in read(tmp_path, script)]
-    checks, *made = kept
+    checks, *made = (one.partition("(")[0] for one in sent(dumped(tmp_path, script)))
     assert checks == "SET check_function_bodies = false"
-    assert made == ["CREATE FUNCTION f", "CREATE TABLE public.jobs"]
+    assert made == ["CREATE FUNCTION f", "CREATE TABLE public.jobs "]
 
 
 def test_the_data_of_copy_becomes_rows(tmp_path: Path) -> None:
     """Escapes, NULL and quotes of COPY's text format come through; what follows is SQL again."""
     data = "1\t\\N\n2\ta\\tb\\\\c'd\\n\\x41\\101\N{NEXT LINE}\n"
     script = f"COPY public.t (id, note) FROM stdin;\n{data}\\.\n\nCREATE TABLE jobs();"
-    (tmp_path / "dump.sql").write_text(script)
-    rows, table = including(tmp_path, '["../dump.sql"]').blocks["schema"].statements
+    rows, table = dumped(tmp_path, script).blocks["schema"].statements
     assert rows.text == (
         "INSERT INTO public.t (id, note) OVERRIDING SYSTEM VALUE VALUES\n"
         "('1', NULL),\n('2', 'a\tb\\c''d\nAA\N{NEXT LINE}')"
@@ -169,14 +163,7 @@ def test_the_data_of_copy_becomes_rows(tmp_path: Path) -> None:
 def test_a_migration_ends_where_it_says_how_it_is_undone(tmp_path: Path, down: str) -> None:
     """The way down, which would drop the tables again, is not taken."""
     script = f"-- up\nCREATE TABLE jobs();\n{down}\nDROP TABLE jobs;\n"
-    assert read(tmp_path, script) == ["CREATE TABLE jobs()"]
-
-
-def test_states_have_the_names_that_the_header_gives_them() -> None:
-    """A state of `jobs` may have a name of its own; a wrong one is told at its line."""
-    text = f"-- /// queue\n-- [states]\n-- done = 'complete'\n-- ///{BLOCKS}"
-    with pytest.raises(QueueError, match=r'^q.sql:3: states: done = "complete": use queued, '):
-        load_text(text, "q.sql")
+    assert sent(dumped(tmp_path, script)) == ["CREATE TABLE jobs()"]
 
 
 README = (STRATEGIES / "README.md").read_text(encoding="utf-8")
@@ -186,14 +173,16 @@ FENCED = re.findall(r"^ *```sql\n(.*?)```", README, re.MULTILINE | re.DOTALL)
 @pytest.mark.parametrize("example", FENCED)
 def test_the_examples_of_the_reference_are_queue_files(tmp_path: Path, example: str) -> None:
     """Each loads, with the blocks that it leaves out and the files that it includes beside it."""
-    (tmp_path / "db").mkdir()
-    (tmp_path / "db" / "schema.sql").write_text("CREATE TABLE jobs ();")
-    (tmp_path / "migrations").mkdir()
-    (tmp_path / "migrations" / "1.up.sql").write_text("CREATE TABLE more ();")
-    missing = {"schema#": "SELECT;", "enqueue": "SELECT 1 AS id;", "claim": "SELECT 1 AS id;"}
-    blocks = [f"-- name: {name}\n{sql}" for name, sql in missing.items()]
-    others = [one for one in blocks if one.split("\n")[0].rstrip("#") not in example]
-    (tmp_path / "queues").mkdir()
-    (tmp_path / "queues" / "skip_locked.sql").write_text(SKIP_LOCKED)
+    beside = {
+        "db/schema.sql": "CREATE TABLE jobs ();",
+        "migrations/1.up.sql": "CREATE TABLE more ();",
+        "queues/skip_locked.sql": SKIP_LOCKED,
+    }
+    for name, text in beside.items():
+        (tmp_path / name).parent.mkdir()
+        (tmp_path / name).write_text(text)
+    missing = {"schema": "#\nSELECT;", "enqueue": "\nSELECT 1 AS id;", "claim": "\nSELECT 1 AS id;"}
+    blocks = {f"-- name: {name}": sql for name, sql in missing.items()}
+    others = [name + sql for name, sql in blocks.items() if name not in example]
     whole = "\n".join([textwrap.dedent(example), *others])
     assert load_text(whole, tmp_path / "queues" / "q.sql").blocks

@@ -106,17 +106,17 @@ def test_a_break_is_told_at_once_without_the_workers_numbers(
 
 
 @pytest.mark.parametrize(
-    ("added", "told"),
+    ("todos", "told"),
     [
-        ((), ""),
-        (("-- TODO: this",), "q.sql:1: a line still says TODO: what was judged is the proposal,"),
-        (("-- TODO: this", "-- TODO: that"), "q.sql:1: 2 lines still say TODO: what was judged"),
+        (0, ""),
+        (1, "q.sql:1: a line still says TODO: what was judged is the proposal,"),
+        (2, "q.sql:1: 2 lines still say TODO: what was judged"),
     ],
 )
 def test_a_proposal_is_not_yet_the_users_queue(
-    added: tuple[str, ...], told: str, capsys: pytest.CaptureFixture[str]
+    todos: int, told: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """What `init` could not know stands there as long as nobody has looked at it."""
-    _tell_todos(Output(), load_text("".join(f"{line}\n" for line in added) + SKIP_LOCKED, "q.sql"))
+    _tell_todos(Output(), load_text("-- TODO: this\n" * todos + SKIP_LOCKED, "q.sql"))
     said = capsys.readouterr().out
-    assert (said.startswith(told), bool(said)) == (True, bool(added))
+    assert (said.startswith(told), bool(said)) == (True, bool(todos))

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import shutil
-import subprocess
 from collections import Counter
 from collections.abc import Callable, Mapping
 from functools import cache
@@ -29,6 +27,7 @@ from queueproof.report.card import Card, Judgement
 from queueproof.report.story import Account, Part
 from queueproof.report.text import with_code
 from tests.fix_places import BROKEN, REFERENCE, SKIP_LOCKED
+from tests.fix_programs import finished
 from tests.fix_queues import FREE, queue_file
 
 Written = Callable[[str], SqlFileQueue]
@@ -80,14 +79,24 @@ def offered(name: str) -> dict[str, Fix]:
     return {fix.what: fix for fix in fixes(queue, broken)}
 
 
+def remedies(queue: SqlFileQueue, *found: Judgement) -> list[str | None]:
+    """What is said of each guarantee of a queue's card."""
+    card = with_remedies(Card("q.sql", "PostgreSQL 18", 0, 1.0, found), queue)
+    return [one.remedy for one in card.guarantees]
+
+
+def own_names(queue: SqlFileQueue) -> dict[str, str]:
+    """The remedy of each guarantee, in the names of a queue."""
+    return {name: in_own_names(CATALOGUE[name].safe, queue) for name in CATALOGUE}
+
+
 @pytest.fixture
 def written(tmp_path: Path) -> Written:
     """Writes a queue file, and loads it."""
 
     def written(text: str) -> SqlFileQueue:
-        path = tmp_path / "q.sql"
-        path.write_text(text, encoding="utf-8")
-        return load(path)
+        (tmp_path / "q.sql").write_text(text, encoding="utf-8")
+        return load(tmp_path / "q.sql")
 
     return written
 
@@ -138,28 +147,18 @@ def test_comments_and_layout_beside_a_change_stay() -> None:
 def test_a_diff_is_one_that_git_takes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Applied to the user's file it gives the mended one."""
     monkeypatch.chdir(tmp_path)
-    git = shutil.which("git")
-    assert git
-    queue = draft("fencing_id_only")
-    path = tmp_path / "queue.sql"
+    text, path = draft("fencing_id_only").text, tmp_path / "queue.sql"
     mended = offered("fencing_id_only")[FORMS["fencing_id_only"]].text
-    for before, after in ((queue.text, mended), (queue.text.rstrip("\n"), mended)):
+    for before in (text, text.rstrip("\n")):
         path.write_text(before, encoding="utf-8")
-        diff = as_diff(before, after, str(path))
-        subprocess.run([git, "apply"], input=diff, text=True, check=True)  # noqa: S603 - git's own
-        assert path.read_text(encoding="utf-8") == after
+        finished("git", "apply", input=as_diff(before, mended, str(path)), check=True)
+        assert path.read_text(encoding="utf-8") == mended
 
 
 def test_only_an_sql_file_can_be_mended() -> None:
     """Of a class there is no SQL file to change."""
-
-    class Own(Queue):
-        @property
-        def name(self) -> str:
-            return "own:Own"
-
-    with pytest.raises(QueueproofError, match="own:Own: mend changes SQL, and this is no SQL"):
-        source(Own())
+    with pytest.raises(QueueproofError, match=":Queue: mend changes SQL, and this is no SQL"):
+        source(Queue())
     assert source(load(REFERENCE)) == SKIP_LOCKED
 
 
@@ -188,16 +187,15 @@ WHERE id = (SELECT id FROM deliveries WHERE due <= now() LIMIT 1) RETURNING id, 
 def test_a_remedy_has_the_queue_s_own_names(written: Written) -> None:
     """Table, columns, states and parameters are those of the file; what it does not tell stays."""
     queue = written(DELIVERIES)
-    own = {name: in_own_names(CATALOGUE[name].safe, queue) for name in CATALOGUE}
+    own = own_names(queue)
     assert "WHERE id = :id AND state = 'in_flight' AND tries = :attempt`." in own["fencing"]
     assert "state = 'in_flight' AND locked_until < now()`, and end" in own["stale-recovery"]
     assert "(`tries = tries + 1`)" in own["retry-bound"]
     assert "tries >= max_attempts" in own["retry-bound"]
     assert "id FROM deliveries WHERE" in own["single-claim"]
-    assert in_own_names(CATALOGUE["fencing"].safe, load(REFERENCE)) == CATALOGUE["fencing"].safe
+    assert own_names(load(REFERENCE))["fencing"] == CATALOGUE["fencing"].safe
     found = (Judgement("fencing", "broken", "r", "story"), Judgement("order", "holds", "r"))
-    card = with_remedies(Card("queue.sql", "PostgreSQL 18", 0, 1.0, found), queue)
-    assert [one.remedy for one in card.guarantees] == [own["fencing"], None]
+    assert remedies(queue, *found) == [own["fencing"], None]
 
 
 NUMBERED = queue_file(
@@ -216,15 +214,14 @@ WHERE id = (SELECT id FROM jobs WHERE due_at <= now_ms() LIMIT 1) RETURNING id;"
 def test_a_time_that_is_a_number_is_compared_with_one(written: Written) -> None:
     """Where a column has seconds or milliseconds since 1970, no remedy compares it with now()."""
     text = NUMBERED.format(kind="bigint", anew="now_ms() + :lease")
-    queue = written(text)
-    own = {name: in_own_names(CATALOGUE[name].safe, queue) for name in CATALOGUE}
+    own = own_names(written(text))
     assert "vt < extract(epoch FROM now()) * 1000`, and end" in own["stale-recovery"]
     assert "ceil(extract(epoch FROM clock_timestamp() + delay) * 1000)`. Every" in own["not-early"]
     assert "due_at <= extract(epoch FROM now()) * 1000`." in own["not-early"]
     assert "due_at = ceil(extract(epoch FROM clock_timestamp() + least(" in own["backoff"]
     assert "- 1, 16))) * 1000)`. What" in own["backoff"]
-    seconds = in_own_names(CATALOGUE["stale-recovery"].safe, written(text.replace(" * 1000", "")))
-    assert "vt < extract(epoch FROM now())`, and end" in seconds
+    seconds = own_names(written(text.replace(" * 1000", "")))
+    assert "vt < extract(epoch FROM now())`, and end" in seconds["stale-recovery"]
 
 
 @pytest.mark.parametrize(
@@ -241,21 +238,20 @@ def test_a_heartbeat_that_adds_up_is_told_to_set_anew(
 ) -> None:
     """A late heartbeat that adds to a lease that is over leaves less than a lease."""
     queue = written(NUMBERED.format(kind=kind, anew=anew))
-    found = (Judgement("live-lease", "broken", "r", "story"),)
-    card = with_remedies(Card("queue.sql", "PostgreSQL 18", 0, 1.0, found), queue)
-    assert advice in str(card.guarantees[0].remedy)
-    assert "`FOR UPDATE SKIP LOCKED` in the sub-select" in str(card.guarantees[0].remedy)
+    (told,) = remedies(queue, Judgement("live-lease", "broken", "r", "story"))
+    assert advice in str(told)
+    assert "`FOR UPDATE SKIP LOCKED` in the sub-select" in str(told)
 
 
 def test_what_stands_in_an_included_file_is_left_alone(tmp_path: Path) -> None:
     """A queue beside its schema gets its safe forms, in its own names of states."""
     text = draft("single_claim_select_then_update").text
-    begin, end = text.index("-- name: schema#"), text.index("-- name: enqueue")
-    (tmp_path / "schema.sql").write_text(text[begin:end].partition("\n")[2], encoding="utf-8")
-    text = text[:begin] + text[end:]
-    text = text.replace("-- lease", '-- include = ["schema.sql"]\n-- lease', 1)
+    head, _, rest = text.partition("-- name: schema#\n")
+    schema, _, blocks = rest.partition("-- name: enqueue")
     path = tmp_path / "queue.sql"
-    path.write_text(text, encoding="utf-8")
+    path.with_name("schema.sql").write_text(schema)
+    included = head.replace("-- lease", '-- include = ["schema.sql"]\n-- lease', 1)
+    text = f"{included}-- name: enqueue{blocks}"
     found = fixes(Draft(text, path), "single-claim")
     assert FORMS["single_claim_select_then_update"] in {fix.what for fix in found}
     named = text.replace("'queued'", "'waiting'").replace(
@@ -411,9 +407,8 @@ def test_no_index_on_a_view_is_advised(written: Written) -> None:
     """What the plan's probe would write is for a table."""
     queue = written(queue_file(more="CREATE VIEW ready AS SELECT * FROM jobs;"))
     told = Account("steady-cost", (Part("prose", "`CREATE INDEX ON ready (id)`"),))
-    broken = Judgement("steady-cost", "broken", "r", "story", told=told)
-    card = Card("q.sql", "PostgreSQL 18", 0, 1.0, (broken,))
-    assert "ready is a view" in str(with_remedies(card, queue).guarantees[0].remedy)
+    (remedy,) = remedies(queue, Judgement("steady-cost", "broken", "r", "story", told=told))
+    assert "ready is a view" in str(remedy)
 
 
 def test_a_form_that_helped_once_by_luck_is_not_told(

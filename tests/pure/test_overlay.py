@@ -84,8 +84,8 @@ def test_a_block_that_is_empty_here_is_not_offered(base: Path) -> None:
 
 def test_what_a_file_extends_may_extend_another(base: Path) -> None:
     """As far as it goes; a circle ends, and so does a file that is not there."""
-    path = over(base, 'lease = "1 minute"', name="queues/middle.sql")
-    path.write_text(path.read_text().replace("queues/", ""))
+    path = base.with_name("middle.sql")
+    path.write_text('-- /// queue\n-- extends = "base.sql"\n-- lease = "1 minute"\n-- ///\n')
     assert load(over(path, "max_attempts = 2")).lease_seconds == 60
     base.write_text('-- /// queue\n-- extends = "middle.sql"\n-- ///\n')
     with pytest.raises(FormatError, match=r"base\.sql:2: extends: .*middle\.sql is this file, or"):

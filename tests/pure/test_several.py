@@ -1,4 +1,4 @@
-"""Several queues are checked one after the other."""
+"""Several queues: checked one after the other, or as versions of one."""
 
 from __future__ import annotations
 
@@ -10,7 +10,10 @@ import pytest
 
 from queueproof.cli.check import each
 from queueproof.errors import Exit, QueueproofError
+from queueproof.queues.deployment import deployment
 from queueproof.waits import StoppedError
+from tests.fix_commands import Command
+from tests.fix_queues import TABLE, queue_file
 
 
 @pytest.mark.parametrize(
@@ -73,3 +76,25 @@ def test_stdout_is_no_place_for_several_reports() -> None:
     """Two cards in a row are no JSON: that is refused before anything is checked."""
     with pytest.raises(QueueproofError, match="stdout has room for one report"):
         each(["a.sql", "b.sql"], lambda _queues, **_options: 0, {"json": Path("-")})
+
+
+@pytest.mark.usefixtures("no_server")
+def test_a_file_of_another_schema_is_refused(tmp_path: Path, command: Command) -> None:
+    """Exit 4 before anything starts: of the two together nothing can be judged."""
+    old, new = tmp_path / "old.sql", tmp_path / "new.sql"
+    old.write_text(queue_file())
+    new.write_text(queue_file().replace("jobs", "tasks").replace("-- name: tasks", "-- name: jobs"))
+    for one, other in ((old, new), (new, old)):
+        ran = command("check", one, "--with", other)
+        told = f"--with {other}: its tables are not those of {one}"
+        assert (ran.code, told in ran.err) == (4, True)
+
+
+def test_a_migration_and_the_same_schema_are_taken(tmp_path: Path) -> None:
+    """What names the other's table, by whatever spelling, is a version of it."""
+    old, new = tmp_path / "old.sql", tmp_path / "new.sql"
+    migration = 'CREATE TABLE more (id int);\nALTER TABLE "jobs" ADD COLUMN note text;'
+    old.write_text(queue_file())
+    for schema in (TABLE, migration):
+        new.write_text(queue_file(table=schema))
+        deployment(str(old), str(new))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import cache
 
 import pytest
@@ -10,9 +10,9 @@ import pytest
 from queueproof.judge.checker import declare
 from queueproof.queues.offer import Offer
 from queueproof.queues.sqlfile import load
-from queueproof.schedule.programs import HEARTBEATS, MAINTENANCE, Program
+from queueproof.schedule.programs import HEARTBEATS, MAINTENANCE, Do, Program
 from queueproof.space.pieces import Pieces
-from queueproof.space.situations import BATCH, ordered, spaces
+from queueproof.space.situations import BATCH, Known, Space, ordered, spaces
 from queueproof.space.suites import Suite
 from tests.fix_places import STRATEGIES
 
@@ -20,12 +20,15 @@ FIRST, ALL = 200, 400
 PAUSE = 3600.0  # seconds; what settles is shorter, and a wait longer
 
 
-def lives(name: str) -> Iterator[list[str]]:
+def acts(program: Program) -> list[Do]:
+    """All that happens in a program."""
+    return [do for stage in program.stages for _, dos in stage for do in dos]
+
+
+def lives(name: str) -> Iterator[Sequence[str]]:
     """What happens in each life that a queue's jobs may have alone, act by act."""
-    offer = offered(name)
-    for space in spaces(Pieces(offer), declare(offer)):
-        for one in space.alone():
-            yield [do.kind for stage in one.make().stages for _, dos in stage for do in dos]
+    for space in spaces_of(name):
+        yield from ([do.kind for do in acts(one.make())] for one in space.alone())
 
 
 LEADER = "sound/leader_promotes.sql"
@@ -34,6 +37,17 @@ LEADER = "sound/leader_promotes.sql"
 def offered(name: str) -> Offer:
     """What a queue of strategies/ brings."""
     return Offer(load(STRATEGIES / name), held=name == "hold_open.sql", retries=True)
+
+
+def spaces_of(name: str) -> list[Space]:
+    """The situations of a queue's jobs."""
+    offer = offered(name)
+    return spaces(Pieces(offer), declare(offer))
+
+
+def all_meetings(name: str) -> list[Known]:
+    """Whatever its jobs' lives have to do with one another."""
+    return [one for space in spaces_of(name) for one in space.meetings()]
 
 
 @cache
@@ -60,9 +74,7 @@ def test_all_that_a_queue_offers_is_tried(name: str) -> None:
     """Each operation is somebody's act, alone and while the job's life goes on."""
     offer = offered(name)
     wanted = {*offer.queue.offers, "enqueue", "claim"} - {"install", "jobs", "start"}
-    acts = Suite(offer).alone(ALL)
-    alone = {do.kind for one in acts for stage in one.stages for _, dos in stage for do in dos}
-    assert wanted <= alone
+    assert wanted <= {do.kind for one in Suite(offer).alone(ALL) for do in acts(one)}
     assert wanted <= {kind for one in meetings(name) for _, kinds in races(one) for kind in kinds}
 
 
@@ -76,20 +88,10 @@ def test_a_late_worker_meets_its_jobs_next_life() -> None:
 
 def test_of_two_promoters_the_slower_one_meets_the_next_attempt() -> None:
     """The wait after a failure is over, and nobody has promoted yet when both of them look."""
-    offer = offered("sound/promotes_one_by_one.sql")
-    every = (one for space in spaces(Pieces(offer), declare(offer)) for one in space.meetings())
-    slow = [one for one in every if one.what == ("promote", frozenset({"promote", "claim"}))]
-    waits = [
-        [
-            do.whole
-            for stage in one.make().stages
-            for _, dos in stage
-            for do in dos
-            if do.seconds > PAUSE
-        ]
-        for one in slow
-    ]
-    assert [True] in waits
+    both = ("promote", frozenset({"promote", "claim"}))
+    every = all_meetings("sound/promotes_one_by_one.sql")
+    slow = [acts(one.make()) for one in every if one.what == both]
+    assert [True] in [[do.whole for do in dos if do.seconds > PAUSE] for dos in slow]
 
 
 @pytest.mark.parametrize("ends", ["complete", "fail"])
@@ -107,8 +109,7 @@ def test_a_worker_beats_while_it_ends_its_job(ends: str) -> None:
 
 def test_what_is_all_one_comes_later() -> None:
     """Two claims of one job are among the first."""
-    offer = offered("skip_locked.sql")
-    every = [one for space in spaces(Pieces(offer), declare(offer)) for one in space.meetings()]
+    every = all_meetings("skip_locked.sql")
     first = ordered(every, 0)[:100]
     assert not any(one.apart for one in first)
     assert sum(one.apart for one in every) > len(every) / 2

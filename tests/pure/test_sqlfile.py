@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,6 +16,7 @@ from queueproof.errors import QueueError, ServerError, Source
 from queueproof.queues.model import VOID, Claim, JobRow, Operation, Result, Step, Value, Values
 from queueproof.queues.numbers import others_than_declared
 from queueproof.queues.sqlfile import SqlFileQueue, load, load_text
+from tests.fix_queues import queue_file
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -88,41 +90,36 @@ def job(number: str = "7") -> Claim:
     return Claim(number, {"id": Value(number.encode(), INT8), "attempt": Value(b"1", INT4)})
 
 
+OFFERED = frozenset({"install", "enqueue", "claim", "complete"})
+
+
 def test_header_facts_become_the_queues() -> None:
     """The header's keys are attributes, the rest keep their defaults."""
     loaded = queue()
     assert timedelta(seconds=30) == loaded.lease
     assert (loaded.max_attempts, loaded.order, loaded.backoff) == (5, "priority, fifo", None)
-    assert frozenset({"install", "enqueue", "claim", "complete"}) == loaded.offers
+    assert (loaded.name, loaded.offers) == ("q.sql", OFFERED)
     assert hashlib.sha256(FILE.encode()).hexdigest()[:12] == loaded.digest
-    assert loaded.name == "q.sql"
 
 
 def test_every_key_is_read() -> None:
     """Each key of the contract has its type; spelling and case are tolerant."""
-    header = """\
--- backoff = "5 min"
--- jitter = 0.25
--- concurrency_limit = 4
--- delivery = "at-least-once"
--- leader = true
--- jobs_per_worker = 1
--- stale = "fails"
--- isolation = "Repeatable  READ"
--- promises = ["old-snapshot"]
--- retry_on = ["55P03", "40001"]
--- [breaks]
--- fencing = "no token"
--- ///
-"""
-    loaded = load_text(FILE.replace("-- ///\n", header, 1).replace("y, f", "Y,F", 1), PATH)
-    assert (loaded.backoff, loaded.jitter) == (timedelta(minutes=5), 0.25)
-    assert (loaded.concurrency_limit, loaded.retry_on) == (4, frozenset({"55P03", "40001"}))
-    assert (loaded.isolation, loaded.order) == ("repeatable read", "priority, fifo")
-    assert loaded.promises == {"old-snapshot"}
-    assert loaded.breaks == {"fencing": "no token"}
-    assert (loaded.delivery, loaded.leader) == ("at-least-once", True)
-    assert (loaded.jobs_per_worker, loaded.stale) == (1, "fails")
+    keys = {  # in the header: as a fact of the queue
+        'backoff = "5 min"': ("backoff", timedelta(minutes=5)),
+        "jitter = 0.25": ("jitter", 0.25),
+        "concurrency_limit = 4": ("concurrency_limit", 4),
+        'delivery = "at-least-once"': ("delivery", "at-least-once"),
+        "leader = true": ("leader", True),
+        "jobs_per_worker = 1": ("jobs_per_worker", 1),
+        'stale = "fails"': ("stale", "fails"),
+        'isolation = "Repeatable  READ"': ("isolation", "repeatable read"),
+        'order = "Priority,FIFO"': ("order", "priority, fifo"),
+        'promises = ["old-snapshot"]': ("promises", {"old-snapshot"}),
+        'retry_on = ["55P03", "40001"]': ("retry_on", {"55P03", "40001"}),
+        'breaks.fencing = "no token"': ("breaks", {"fencing": "no token"}),
+    }
+    loaded = load_text(queue_file(header="\n".join(keys)), PATH)
+    assert {name: getattr(loaded, name) for name, _ in keys.values()} == dict(keys.values())
 
 
 def test_a_lease_may_be_the_session() -> None:
@@ -159,27 +156,10 @@ def test_durations_are_read(text: str, seconds: float) -> None:
     assert timedelta(seconds=seconds) == loaded.lease
 
 
-def test_blocks_keep_their_statements_and_lines() -> None:
-    """A block knows its line, mode, parameters, and each statement's place."""
-    blocks = queue().blocks
-    assert list(blocks) == ["schema", "enqueue", "claim", "complete"]
-    complete = blocks["complete"]
-    assert (complete.line, complete.mode, complete.parameters) == (17, "!", ("id", "worker"))
-    assert [Source(PATH, 18)] == [statement.source for statement in complete.statements]
-    assert list(complete.statements[0].parameters) == ["id", "worker"]
-
-
 def test_markers_in_strings_bodies_and_comments_are_none() -> None:
     """Only a comment that fills its line begins a block."""
-    schema = """#
-/*
--- name: recover
-*/
-SELECT $$
--- name: fail
-$$ -- name: cleanup
-;"""
-    assert frozenset({"install", "enqueue", "claim", "complete"}) == queue(schema=schema).offers
+    schema = "#\n/*\n-- name: recover\n*/\nSELECT $$\n-- name: fail\n$$ -- name: cleanup\n;"
+    assert queue(schema=schema).offers == OFFERED
 
 
 @pytest.mark.parametrize(
@@ -216,6 +196,7 @@ $$ -- name: cleanup
         ("max_attempts = 5", "breaks = 1", 4, "[breaks]"),
         ("-- ///\n", "-- [breaks]\n-- fence = 'x'\n-- ///\n", 7, "did you mean fencing?"),
         ("-- ///\n", "-- [breaks]\n-- fencing = ''\n-- ///\n", 7, "no reason"),
+        ("-- ///\n", "-- [states]\n-- x = 'y'\n-- ///\n", 7, 'states: x = "y": use queued, '),
         ("-- ///\n", "lease\n-- ///\n", 6, "begins with `-- `"),
         ("-- ///\n", "", 2, "never closed"),
         ("-- ///\n", "-- ///\n-- ///\n", 7, "second header"),
@@ -262,6 +243,15 @@ $$ -- name: cleanup
         (ENDS, f"jobs\nWITH a AS ({GONE}) TABLE a;\n-- name: {ENDS}", 18, "jobs only reads"),
         ("UPDATE jobs SET locked", "-- else\nUPDATE jobs SET locked", 15, "between two statements"),
         ("attempt;", "attempt;\n-- else\n", 16, "`-- else` stands between two statements"),
+        ("(:limit)", "($1)", 15, "write :worker or the like, not"),
+        ("CREATE", "COPY jobs TO STDOUT;\nCREATE", 9, "COPY from or to the client is no step"),
+        ("UPDATE", "copy jobs (id) from stdin;\nUPDATE", 15, "COPY from or to the client is no"),
+        (
+            "attempt;",
+            "attempt;\nBEGIN;\nCOMMIT AND CHAIN;",
+            17,
+            "AND CHAIN leaves claim in another",
+        ),
     ],
 )
 def test_mistakes_are_located_and_named(old: str, new: str, line: int, says: str) -> None:
@@ -273,48 +263,60 @@ def test_mistakes_are_located_and_named(old: str, new: str, line: int, says: str
     assert says in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    "claim",
+    [
+        "PREPARE pick AS SELECT id FROM jobs LIMIT $1;\nEXECUTE pick(1);",  # parameters of its own
+        "COPY jobs FROM '/file';\nSELECT 1 AS id;",  # which the server reads
+        "BEGIN;\nSELECT 1 AS id;\nCOMMIT AND CHAIN;\nSELECT 2;\nCOMMIT AND NO CHAIN;",
+    ],
+    ids=["PREPARE", "COPY", "CHAIN"],
+)
+def test_what_looks_like_a_mistake_and_is_none_is_loaded(claim: str) -> None:
+    """What is refused elsewhere has a meaning here."""
+    assert queue(claim=f"\n{claim}").blocks["claim"].statements
+
+
 def test_a_bare_schema_is_told_how_to_become_a_queue_file() -> None:
     """Whoever checks a dump is told what makes a queue file of it."""
     with pytest.raises(QueueError, match=r"q.sql:1: .*init jobs.sql --from-schema FILE"):
         load_text("CREATE TABLE jobs (id bigserial PRIMARY KEY);\n", PATH)
 
 
+SAYING = {
+    "fail": "!\nUPDATE jobs SET s = 1 WHERE id = :id AND {};",
+    "recover": "\nDELETE FROM jobs WHERE at < now() - {} RETURNING id;",
+    "claim": "\nUPDATE jobs SET {} RETURNING id;",
+}
+OWN = r"claim has a lease of .*, and the header's lease is 30 s: let both say the same"
+
+
 @pytest.mark.parametrize(
-    ("fail", "recover", "told"),
+    ("block", "says", "told"),
     [
-        ("attempts >= 9", "interval '1 minute'", ["fail counts", "recover waits '1 minute'"]),
-        ("attempts + 1 >= 5", "interval '30 seconds'", []),
-        ("max_attempts >= 9", "interval '1 second' * timeout", []),
-        ("attempts < :max_attempts", ":lease", []),
+        ("fail", "attempts >= 9", "fail counts"),
+        ("fail", "attempts + 1 >= 5", ""),
+        ("fail", "max_attempts >= 9", ""),
+        ("fail", "attempts < :max_attempts", ""),
+        ("recover", "interval '1 minute'", "recover waits '1 minute'"),
+        ("recover", "interval '30 seconds'", ""),
+        ("recover", "interval '1 second' * timeout", ""),
+        ("recover", ":lease", ""),
+        ("claim", "until = now() + interval '2 minutes' WHERE until < now()", OWN),
+        ("claim", "until = (now() AT TIME ZONE 'UTC') + '120 s'", OWN),
+        ("claim", "at = now() WHERE at < now() - interval '2 minutes'", OWN),
+        ("claim", "until = CURRENT_TIMESTAMP + interval '30 seconds'", ""),
+        ("claim", "until = now() + :lease WHERE enqueued < now() - interval '2 minutes'", ""),
+        ("claim", "at = now() WHERE enqueued < now() - interval '2 minutes'", ""),
+        ("claim", "until = now() + interval '2 minutes' * attempts", ""),
     ],
 )
-def test_numbers_other_than_the_header_s_are_told(fail: str, recover: str, told: list[str]) -> None:
+def test_numbers_other_than_the_header_s_are_told(block: str, says: str, told: str) -> None:
     """A lease or a count in the SQL that is not the header's breaks what the queue may keep."""
-    more = (
-        f"\n-- name: fail!\nUPDATE jobs SET s = 1 WHERE id = :id AND {fail};"
-        f"\n-- name: recover\nDELETE FROM jobs WHERE at < now() - {recover} RETURNING id;"
-    )
-    found = list(others_than_declared(queue(more)))
-    assert all(f": {one}" in line for one, line in zip(told, found, strict=True))
-
-
-@pytest.mark.parametrize(
-    ("claim", "told"),
-    [
-        ("SET until = now() + interval '2 minutes' WHERE until < now()", True),
-        ("SET until = (now() AT TIME ZONE 'UTC') + '120 s'", True),
-        ("SET locked_at = now() WHERE locked_at < now() - interval '2 minutes'", True),
-        ("SET until = CURRENT_TIMESTAMP + interval '30 seconds'", False),
-        ("SET until = now() + :lease WHERE enqueued < now() - interval '2 minutes'", False),
-        ("SET locked_at = now() WHERE enqueued < now() - interval '2 minutes'", False),
-        ("SET until = now() + interval '2 minutes' * attempts", False),
-    ],
-)
-def test_a_lease_of_the_claim_s_own_is_told(claim: str, *, told: bool) -> None:
-    """A claim that holds jobs for another time than the header's breaks what the queue may keep."""
-    found = list(others_than_declared(queue(claim=f"\nUPDATE jobs {claim} RETURNING id;")))
-    says = ["claim has a lease of ", "and the header's lease is 30 s: let both say the same"]
-    assert [all(part in line for part in says) for line in found] == [True] * told
+    text = SAYING[block].format(says)
+    named = queue(claim=text) if block == "claim" else queue(f"\n-- name: {block}{text}")
+    found = list(others_than_declared(named))
+    assert [bool(re.search(f": {told}", line)) for line in found] == [True] * bool(told)
 
 
 @pytest.mark.parametrize(
@@ -345,19 +347,11 @@ def test_the_longest_span_is_what_the_sql_can_say(recover: str, seconds: float |
 @pytest.mark.parametrize("name", ["schema", "enqueue", "claim"])
 def test_required_blocks_are_missed(name: str) -> None:
     """Schema, enqueue and claim must stand in the file, and not be empty."""
-    start = FILE.index(f"-- name: {name}")
-    end = FILE.index("\n-- name:", start)
+    without = re.sub(rf"-- name: {name}.*?(?=\n-- name:)", "", FILE, flags=re.DOTALL)
     with pytest.raises(QueueError, match=f"there is no block {name}"):
-        load_text(FILE[:start] + FILE[end:], PATH)
+        load_text(without, PATH)
     with pytest.raises(QueueError, match=f"block {name} is empty"):
         queue(**{name: "\n-- nothing\n;"})
-
-
-def test_a_positional_parameter_is_refused() -> None:
-    """`$1` would be taken for the first `:name`; PREPARE has parameters of its own."""
-    with pytest.raises(QueueError, match="write :worker or the like, not"):
-        queue(claim="\nSELECT id FROM jobs LIMIT $1;")
-    queue(claim="\nPREPARE pick AS SELECT id FROM jobs LIMIT $1;\nEXECUTE pick(1);")
 
 
 def test_lease_needs_the_header() -> None:
@@ -475,9 +469,8 @@ def test_columns_of_a_step_are_arrays_for_later_ones() -> None:
     """Arrays carry the column's type, replace earlier ones, and void columns give none."""
     found = [{"trie": Value(t, INT4), "v": Value(b"", VOID)} for t in (b"1", None)]
     first = Result(("trie", "v"), (INT4, VOID), found)
-    operation = queue(claim=TWO_STEPS).begin("claim", worker="w")
-    later = (rows(id=["7"], trie=["3"]), rows(id=["8", "9"]))
-    steps, claims = run(operation, changed(0, "BEGIN"), first, *later, changed(0, "COMMIT"))
+    answers = changed(0), first, rows(id=["7"], trie=["3"]), rows(id=["8", "9"]), changed(0)
+    steps, claims = run(queue(claim=TWO_STEPS).begin("claim", worker="w"), *answers)
     assert Values((b"1", None), INT4) == steps[2].params["tries"]
     assert Values((b"3",), INT8) == steps[3].params["tries"]
     assert [claimed.id for claimed in claims] == ["8", "9"]
@@ -580,8 +573,10 @@ def test_complete_many_by_count(count: int, accepted: frozenset[str] | None) -> 
 
 def test_complete_many_of_nothing_asks_nothing() -> None:
     """An empty batch needs no step."""
-    operation = queue(MANY.format("")).begin("complete_many", worker="w", jobs=[])
-    assert ([], frozenset()) == run(operation)
+    assert run(queue(MANY.format("")).begin("complete_many", worker="w", jobs=[])) == (
+        [],
+        frozenset(),
+    )
 
 
 BOTH = "\n-- name: complete_and_claim{}\nSELECT :ids, :attempts, :worker, :limit"
@@ -635,16 +630,9 @@ def test_observations_that_are_none(answer: Result, says: str) -> None:
     assert Source(PATH, 20) == caught.value.source
 
 
-def test_arguments_that_an_operation_does_not_take_are_left_aside() -> None:
-    """A job passed to recover changes nothing about its answer."""
-    loaded = queue("\n-- name: recover\nSELECT 1;")
-    assert run(loaded.begin("recover", job=job(), worker="w"), rows(id=["7"]))[1] == ["7"]
-
-
 def test_a_server_error_passes_through() -> None:
     """What the driver throws at a step reaches the caller, and no further step follows."""
-    operation = queue().begin("claim", worker="w", limit=1)
-    next(operation)
+    next(operation := queue().begin("claim", worker="w", limit=1))
     with pytest.raises(ServerError, match="55P03"):
         operation.throw(ServerError("55P03", "could not obtain lock"))
 
@@ -699,13 +687,10 @@ def refusal(text: str) -> QueueError | None:
     return None
 
 
-@given(
-    st.integers(0, len(FILE)),
-    st.integers(0, 30),
-    SNIPPETS | st.text(max_size=5),
-    st.integers(0, len(FILE)),
-    SNIPPETS,
-)
+PLACES = st.integers(0, len(FILE))
+
+
+@given(PLACES, st.integers(0, 30), SNIPPETS | st.text(max_size=5), PLACES, SNIPPETS)
 def test_a_mutated_file_loads_or_is_refused(
     start: int, removed: int, inserted: str, second: int, snippet: str
 ) -> None:
@@ -766,24 +751,6 @@ def test_promote_tells_how_many_and_start_tells_nothing() -> None:
     steps, answer = run(loaded.begin("start", worker="w"), changed(1))
     assert "w" in str(steps[0].params["worker"])
     assert answer is None
-
-
-@pytest.mark.parametrize("copy", ["COPY jobs TO STDOUT", "copy jobs (id) from stdin"])
-@pytest.mark.parametrize("block", ["schema#", "claim"])
-def test_copy_has_its_line(block: str, copy: str) -> None:
-    """It waits for data that nobody sends, or reads: in every block it is a mistake."""
-    text = f"-- name: {block}\n{copy};\n"
-    with pytest.raises(QueueError, match=r"^q\.sql:2: COPY from or to the client is no step"):
-        load_text(text, "q.sql")
-    load_text(FILE.replace("INSERT", "COPY jobs FROM '/file'; INSERT"), "q.sql")
-
-
-def test_a_block_does_not_end_in_another_transaction() -> None:
-    """AND CHAIN may stand within it, not at its end."""
-    within = "\nBEGIN;\nSELECT 1 AS id;\nCOMMIT AND CHAIN;\n"
-    with pytest.raises(QueueError, match=r"q\.sql:17: AND CHAIN leaves claim in another transac"):
-        queue(claim=within)
-    queue(claim=f"{within}SELECT 2;\nCOMMIT AND NO CHAIN;")
 
 
 THREE = """

@@ -9,7 +9,7 @@ from queueproof.cli import talk
 from queueproof.examine.plan import Headway, _Part
 from queueproof.examine.work import Exploration, Probing, Unit
 from queueproof.schedule.conditions import PLAIN
-from queueproof.schedule.programs import JobSpec, Program, claim, script
+from tests.fix_plays import play
 from tests.fix_programs import PATIENCE
 
 
@@ -25,15 +25,9 @@ def test_only_what_has_a_known_end_is_done_by_so_much(
 ) -> None:
     """A search may end at any candidate, and says no percentage."""
     monkeypatch.setattr(talk, "QUIET_SECONDS", 0.001)
-    said: list[str] = []
-
-    def is_told() -> bool:
-        said.append(capsys.readouterr().err)
-        return f": {told}" in "".join(said)
-
     with talk.now_and_then("looking for a remedy") as note:
         note("37 candidates tried", fraction)
-        waits.until(is_told, PATIENCE, "a line")
+        waits.until(lambda: f": {told}" in capsys.readouterr().err, PATIENCE, "a line")
 
 
 def nothing() -> None:
@@ -42,7 +36,7 @@ def nothing() -> None:
 
 def test_an_examination_is_as_far_as_its_units_are_done_whoever_does_them() -> None:
     """Each unit moves the fraction by what it weighs, one that others did ahead too; never back."""
-    programs = [Program((JobSpec(),), ((script(f"w{n}", claim()),),)) for n in range(4)]
+    programs = [play(f"w{n} claims") for n in range(4)]
     units: list[Unit] = [Exploration(program, PLAIN, budget=1000) for program in programs]
     parts = [_Part("a", nothing, units[:3]), _Part("b", nothing, units[3:])]
     told: list[tuple[str, float | None]] = []

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 import queueproof
 from queueproof.errors import QueueproofError
 from queueproof.queues.resolve import blame, resolve
-from tests.fix_queues import SOUND, Write, queue_file
+from tests.fix_places import REFERENCE
+from tests.fix_queues import SOUND, Write
 
 
 def test_public_names() -> None:
@@ -29,11 +28,9 @@ def test_a_name_that_is_not_public_is_an_error() -> None:
         _ = queueproof.nothing
 
 
-def test_a_file_is_read_from_its_path(tmp_path: Path) -> None:
+def test_a_file_is_read_from_its_path() -> None:
     """The queue is named as the user named the file."""
-    path = tmp_path / "a queue.sql"
-    path.write_text(queue_file())
-    assert str(path) == resolve(str(path)).name
+    assert resolve(str(REFERENCE)).name == str(REFERENCE)
 
 
 def test_a_class_is_found_from_where_the_user_stands(write: Write) -> None:
@@ -64,6 +61,9 @@ def test_what_is_not_there_is_named(name: str, message: str) -> None:
         resolve(name)
 
 
+MADE = "    def __init__(self"
+
+
 @pytest.mark.parametrize(
     ("change", "line", "message"),
     [
@@ -84,16 +84,8 @@ def test_what_is_not_there_is_named(name: str, message: str) -> None:
         (("Queue):\n", "Queue):\n    leases: object\n"), 5, "did you mean 'lease'"),
         (("Queue):\n", "Queue):\n    odrer = 'fifo'\n"), 5, "did you mean 'order'"),
         (("Queue):\n", "Queue):\n\n    def hartbeat(self): ...\n"), 6, "you mean 'heartbeat'"),
-        (
-            ("    def install", "    def __init__(self): self.maxAttempts = 4\n\n    def install"),
-            4,
-            "maxAttempts says nothing to queueproof; did you mean 'max_attempts'",
-        ),
-        (
-            ("    def install", "    def __init__(self, dsn): ...\n\n    def install"),
-            4,
-            "cannot be made without arguments",
-        ),
+        (("Queue):\n", f"Queue):\n{MADE}): self.maxAttempts = 4\n"), 4, "you mean 'max_attempts'"),
+        (("Queue):\n", f"Queue):\n{MADE}, dsn): ...\n"), 4, "cannot be made without arguments"),
     ],
 )
 def test_a_mistake_in_a_class_is_shown_with_its_line(

@@ -63,6 +63,11 @@ def claim(job: str, *, limit: int = 1) -> tuple[Fact, ...]:
     return (Asked("claim", limit, (), 0.0), SQL, Answered("answer", job))
 
 
+def does(kind: str, limit: int = 0, queue: str = "") -> tuple[Fact, ...]:
+    """An operation that sends nothing, and answers that."""
+    return (Asked(kind, limit, (), 0.0, queue=queue), Answered("answer", "nothing"))
+
+
 def complete(
     answer: str, *claims: Claimed, kind: Literal["answer", "error", "lost"] = "answer"
 ) -> tuple[Fact, ...]:
@@ -208,7 +213,7 @@ def test_a_crash_says_what_it_cuts_short(
 
 def test_the_drainer_is_explained_where_it_acts() -> None:
     """Who is no worker of the program is introduced, before the steps; its sweep is one line."""
-    swept = (Asked("recover", 0, (), 0.0), Answered("answer", "nothing"), *claim("job 1", limit=10))
+    swept = (*does("recover"), *claim("job 1", limit=10))
     told = story(Turn("w1", claim("job 1")), Turn("drainer", swept))
     assert "\n\ndrainer: when the workers are done it recovers, claims" in to_text(told)
     assert steps(told).endswith("2  drainer: recover => nothing; claim, at most 10 [a] => job 1")
@@ -217,10 +222,7 @@ def test_the_drainer_is_explained_where_it_acts() -> None:
 
 def test_what_the_drainer_repeats_is_told_once() -> None:
     """It asks twice, as a claim may do maintenance: the same answers are told with how often."""
-    empty = (
-        *(Asked("recover", 0, (), 0.0), Answered("answer", "nothing")),
-        *(Asked("claim", 10, (), 0.0), Answered("answer", "nothing")),
-    )
+    empty = does("recover") + does("claim", 10)
     again = "recover => nothing; claim, at most 10 => nothing"
     first = Turn("w1", claim("job 1"))
     assert steps(story(first, Turn("drainer", empty * 2))).endswith(f"2  drainer, twice: {again}")
@@ -247,15 +249,11 @@ def test_jobs_that_are_alike_are_introduced_together() -> None:
 
 def test_queues_are_named_where_there_are_several() -> None:
     """Who claims from which queue, and where the jobs are, is what such a story is about."""
-    asked = Asked("claim", 1, (), 0.0, queue="mail")
-    told = story(
-        Turn("w1", (asked, Answered("answer", "job 1"))),
-        Turn("w2", (Asked("enqueue", 0, (), 2.0, queue="mail"), Answered("answer", "job 2"))),
-        before=(Enqueued("1", 0, 0.0, 3, "high"),),
-    )
+    claims, enqueues = Turn("w1", does("claim", 1, queue="mail")), does("enqueue", 0, queue="mail")
+    told = story(claims, Turn("w2", enqueues), before=(Enqueued("1", 0, 0.0, 3, "high"),))
     assert "Before: job 1 was enqueued (queue 'high', max_attempts 3)." in to_text(told)
-    assert "w1: claim from 'mail', at most 1 => job 1" in to_text(told)
-    assert "w2: enqueue into 'mail', due in 2 s => job 2" in to_text(told)
+    assert "w1: claim from 'mail', at most 1 => nothing" in to_text(told)
+    assert "w2: enqueue into 'mail' => nothing" in to_text(told)
 
 
 def test_waits_that_are_alike_are_told_once() -> None:
@@ -297,23 +295,22 @@ def test_why_it_matters_fits_the_operation(facts: dict[str, object], why: str) -
     assert why.lower() in to_text(story(**facts)).rpartition("\n\nWhy it matters: ")[2].lower()
 
 
-def fail(answer: str) -> tuple[Fact, ...]:
-    """A failure of job 1."""
-    return (Asked("fail", 0, ("1",), 0.0), SQL, Answered("answer", answer))
-
-
 def test_a_worker_that_fails_what_it_has_completed_is_explained() -> None:
     """A completion's lost answer is named, and the remedy says which operation broke it."""
     then = Turn("drainer", claim("job 1 (attempt 2)"))
     ended = claim("job 1") + complete("accepted")
-    told = story(Turn("w1", ended + fail("accepted")), then, guarantee="final-state")
+    fails, refused = (
+        (Asked("fail", 0, ("1",), 0.0), SQL, Answered("answer", answer))
+        for answer in ("accepted", "rejected")
+    )
+    told = story(Turn("w1", ended + fails), then, guarantee="final-state")
     assert "its answer was lost, and the error path calls fail." in line(told)
     assert remedy("final-state", told).startswith("Here fail put back a job that had ended. What")
-    late = story(Turn("w1", ended), Turn("w2", fail("accepted")), then, guarantee="final-state")
+    late = story(Turn("w1", ended), Turn("w2", fails), then, guarantee="final-state")
     assert "error path" not in to_text(late)
     assert remedy("final-state", late).startswith("Here fail put back")
-    refused = story(Turn("w1", ended + fail("rejected")), then, guarantee="final-state")
-    assert remedy("final-state", refused).startswith("Whatever puts a job back")
+    told = story(Turn("w1", ended + refused), then, guarantee="final-state")
+    assert remedy("final-state", told).startswith("Whatever puts a job back")
 
 
 def test_a_payload_that_is_not_a_jobs_own_is_told() -> None:
@@ -327,17 +324,25 @@ def test_a_payload_that_is_not_a_jobs_own_is_told() -> None:
     assert "enqueue, due in 2 s, a payload that others have as well => job 3" in read
 
 
-def test_one_of_what_is_counted_is_no_plural() -> None:
-    """Evidence is named in the plural, and of one the noun is not."""
-    assert counted(1, "distinct plans") == "1 distinct plan"
-    assert counted(1, "operations that overlapped it") == "1 operation that overlapped it"
-    assert counted(1024, "waits measured") == "1,024 waits measured"
+def promoted(moved: int) -> str:
+    """What is said of so many jobs that became due."""
+    return answers.told(Call(0, "promote", "promoter", 0, 0.0, moved=moved), moved)
 
 
-def test_what_was_promoted_is_counted() -> None:
-    """One job that became due is no `1 jobs`."""
-    for moved, said in ((0, "done"), (1, "1 job"), (2, "2 jobs")):
-        assert answers.told(Call(0, "promote", "promoter", 0, 0.0, moved=moved), moved) == said
+@pytest.mark.parametrize(
+    ("told", "expected"),
+    [
+        (counted(1, "distinct plans"), "1 distinct plan"),
+        (counted(1, "operations that overlapped it"), "1 operation that overlapped it"),
+        (counted(1024, "waits measured"), "1,024 waits measured"),
+        *((promoted(moved), said) for moved, said in ((0, "done"), (1, "1 job"), (2, "2 jobs"))),
+        *((ordinal(n), f"{n}th") for n in (6, 11, 13)),
+        *((ordinal(n), f"{n}{end}") for n, end in ((21, "st"), (22, "nd"), (103, "rd"))),
+    ],
+)
+def test_numbers_are_written_as_people_do(told: str, expected: str) -> None:
+    """Evidence is named in the plural, and one is none; the 21st claim is no 21th."""
+    assert told == expected
 
 
 def test_an_old_snapshot_is_explained() -> None:
@@ -423,33 +428,20 @@ def test_the_diagram_of_an_earlier_card_is_left_out() -> None:
 def test_a_long_round_that_repeats_is_told_once() -> None:
     """Eight operations, five times over, are eight lines and not forty."""
     kinds = ("claim", "heartbeat", "fail", "recover", "promote", "jobs", "cleanup", "start")
-    facts = [(Asked(kind, 1, (), 0.0), Answered("answer", "nothing")) for kind in kinds]
-    turns = [Turn("w1" if n % 2 else "reaper", one) for n, one in enumerate(facts)]
-    last = Turn("w2", (Asked("claim", 1, (), 0.0), Answered("answer", "job 1")))
-    found = list(passages(story(*turns * 5, last)))
+    turns = [Turn("w1" if n % 2 else "reaper", does(kind, 1)) for n, kind in enumerate(kinds)]
+    found = list(passages(story(*turns * 5, Turn("w2", claim("job 1")))))
     assert [(one.times, len(one.columns())) for one in found] == [(5, 8), (1, 1)]
-
-
-@pytest.mark.parametrize(
-    ("number", "told"),
-    [(6, "6th"), (11, "11th"), (13, "13th"), (21, "21st"), (22, "22nd"), (103, "103rd")],
-)
-def test_places_are_written_as_people_do(number: int, told: str) -> None:
-    """The 21st claim is no 21th."""
-    assert ordinal(number) == told
 
 
 def test_a_call_is_told_with_what_it_stands_for() -> None:
     """The body of each function that a statement calls follows it, and of those that this calls."""
-    schema = [
-        Step(
-            "-- one job\nCREATE OR REPLACE FUNCTION app.take(n int) RETURNS int AS 'SELECT due(n)'"
-        ),
-        Step("CREATE FUNCTION due(n int) RETURNS int LANGUAGE sql AS 'SELECT n'"),
-        Step("CREATE FUNCTION never() RETURNS int LANGUAGE sql AS 'SELECT 1'"),
-        Step("CREATE TABLE jobs (id int)"),
+    made = [
+        "-- one job\nCREATE OR REPLACE FUNCTION app.take(n int) RETURNS int AS 'SELECT due(n)'",
+        "CREATE FUNCTION due(n int) RETURNS int LANGUAGE sql AS 'SELECT n'",
+        "CREATE FUNCTION never() RETURNS int LANGUAGE sql AS 'SELECT 1'",
     ]
+    schema = [*map(Step, made), Step("CREATE TABLE jobs (id int)")]
     queue = load_text(queue_file(), "queue.sql")
     told = of_queue(story(statements=("SELECT * FROM app.take(:limit)",)), queue, schema)
-    assert [one.sql for one in schema[:2]] == list(told.functions)
-    assert f"What is called there:\n    {schema[1].sql}" in to_text(told)
+    assert made[:2] == list(told.functions)
+    assert f"What is called there:\n    {made[1]}" in to_text(told)

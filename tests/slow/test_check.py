@@ -1,12 +1,17 @@
-"""From a queue to a card: verdicts, replay tokens, what makes a queue unusable."""
+"""From a queue to a card: verdicts, replay tokens, what makes a queue unusable; must_hold."""
 
 from __future__ import annotations
 
 import re
+import textwrap
+from collections.abc import Callable
 from dataclasses import astuple
+from pathlib import Path
+from typing import Any
 
 import pytest
 
+from queueproof import testing
 from queueproof.errors import QueueError, QueueproofError
 from queueproof.examine.calibrate import calibrate
 from queueproof.examine.check import check_queue
@@ -16,8 +21,10 @@ from queueproof.guarantees.catalogue import select
 from queueproof.judge.checker import declare
 from queueproof.probes.probe import Seen, untold
 from queueproof.probes.probes import PROBES
+from queueproof.report.card import Card
 from queueproof.report.story import tell_found
 from queueproof.report.text import to_text
+from queueproof.run.lab import Lab
 from queueproof.run.runner import Runner
 from queueproof.search.shrink import find
 from queueproof.search.tokens import decode_token, encode_token
@@ -25,26 +32,25 @@ from queueproof.testing import must_hold
 from tests.fix_labs import LabOf, happens_again, judged, offered
 from tests.fix_places import REFERENCE, SKIP_LOCKED, STRATEGIES
 from tests.fix_plays import play
-from tests.fix_queues import queue_file
+from tests.fix_queues import CLAIM, queue_file
 
-CLAIM = """\
-UPDATE jobs SET status = 'running'
-WHERE id = (SELECT id FROM jobs WHERE status = 'queued' LIMIT 1{lock})
-RETURNING id;"""
-LOCKS = {"claim": CLAIM.format(lock=" FOR UPDATE SKIP LOCKED")}
-RACES = {"claim": CLAIM.format(lock="")}
-BROKEN = queue_file(header='order = "none"', **RACES)
-SOUND = queue_file(header='order = "none"', **LOCKS)
-ONLY = ("single-claim",)
+SOUND = queue_file(header='order = "none"')
+RACES = CLAIM.replace(" FOR UPDATE SKIP LOCKED", "")
+BROKEN = SOUND.replace(CLAIM, RACES)
 RACE = play("w1 claims | w2 claims")
-LESSON = '[breaks]\nsingle-claim = "a lesson"'
+LESSON = queue_file(header='[breaks]\nsingle-claim = "a lesson"')
+
+
+def glance(lab: Lab, *asked: str) -> Card:
+    """A check of some guarantees, by default single-claim, that takes no more than a look."""
+    return check_queue(lab, select(asked or ["single-claim"]), profile="glance")
 
 
 @pytest.mark.sample
 def test_a_broken_guarantee_comes_with_a_story_that_can_be_replayed(lab_of: LabOf) -> None:
     """The token of a story tells the same story again."""
     lab = lab_of(BROKEN)
-    (judgement,) = check_queue(lab, select(ONLY), profile="glance").guarantees
+    (judgement,) = glance(lab).guarantees
     assert judgement.verdict == "broken"
     happens_again(lab, judgement)
 
@@ -75,8 +81,7 @@ def test_each_operation_that_breaks_a_guarantee_is_told_once(lab_of: LabOf, *, w
 
 def test_a_story_says_why_a_claim_may_wait(lab_of: LabOf) -> None:
     """Who waits for a job that both take is not accused of waiting, and a reader is told."""
-    asked = select((*ONLY, "non-blocking"))
-    one, other = check_queue(lab_of(BROKEN), asked, profile="glance").guarantees
+    one, other = glance(lab_of(BROKEN), "single-claim", "non-blocking").guarantees
     assert (one.verdict, other.verdict) == ("broken", "holds")
     waits = re.search(r"waits for (w\d)", one.story or "")
     assert waits is not None
@@ -98,37 +103,27 @@ def test_what_breaks_anyway_is_not_the_pooler_s_doing(
     assert "single-claim breaks without that as well" in found["pooler-safe"].reason
 
 
-def test_a_pass_comes_with_evidence(lab_of: LabOf) -> None:
-    """A guarantee that holds says how often it was put to the test, and has no story."""
-    (judgement,) = check_queue(lab_of(SOUND), select(ONLY), profile="glance").guarantees
-    assert judgement.verdict == "holds"
-    assert judgement.story is None
-    assert judgement.evidence["overlapping claims"] > 0
-
-
 def test_what_is_lacking_is_named_as_where_it_is_there(lab_of: LabOf) -> None:
     """The reference has all of it, but for a cap that it does not declare."""
     wanted = {one.id: one.lacking for one in select(None) if one.lacking}
-    card = check_queue(lab_of(REFERENCE), select(wanted), profile="glance")
-    there = {one.id for one in card.guarantees if wanted[one.id] in one.evidence}
+    card = glance(lab_of(REFERENCE), *wanted)
+    there = {one.id for one in card.guarantees if one.evidence.get(wanted[one.id], 0) > 0}
     assert there == wanted.keys() - {"concurrency-limit"}
 
 
 def test_without_a_test_there_is_no_pass(lab_of: LabOf) -> None:
     """Where recovery ends every job as failed, none is ever claimed again, and that is told."""
-    text = queue_file(header='lease = "30 seconds"', **LOCKS)
-    text = text.replace("'queued');", "'queued', since timestamptz);")
-    text = text.replace("SET status = 'running'", "SET status = 'running', since = now()")
-    text += """
--- name: recover
+    text = queue_file(
+        header='lease = "30 seconds"',
+        more="ALTER TABLE jobs ADD since timestamptz;",
+        claim=CLAIM.replace("'running'", "'running', since = now()"),
+        recover="""
 UPDATE jobs SET status = 'failed'
-WHERE status = 'running' AND since < now() - interval '30 seconds' RETURNING id;
-"""
-    asked = select(("stale-recovery",))
-    (judgement,) = check_queue(lab_of(text), asked, profile="glance").guarantees
-    lacking = "no jobs of crashed workers claimed again"
-    assert judgement.verdict == "inconclusive"
-    assert judgement.reason == f"no run put it to the test: {lacking}"
+WHERE status = 'running' AND since < now() - interval '30 seconds' RETURNING id;""",
+    )
+    (judgement,) = glance(lab_of(text), "stale-recovery").guarantees
+    lacking = "no run put it to the test: no jobs of crashed workers claimed again"
+    assert (judgement.verdict, judgement.reason) == ("inconclusive", lacking)
 
 
 @pytest.mark.parametrize(("fail", "retries"), [("queued", True), ("failed", False)])
@@ -137,22 +132,22 @@ def test_whether_a_failed_job_comes_back_is_seen(
 ) -> None:
     """A fail that ends jobs below the bound breaks retry-given: no job is lost, no crash is why."""
     fails = f"(id)!\nUPDATE jobs SET status = '{fail}' WHERE id = :id AND status = 'running';"
-    lab = lab_of(queue_file(header="max_attempts = 3", fail=fails, **LOCKS))
+    lab = lab_of(queue_file(header="max_attempts = 3", fail=fails))
     assert calibrate(lab).retries is retries
-    card = check_queue(lab, select(("no-lost-job", "crash-safe")), profile="glance")
-    assert {one.verdict for one in card.guarantees} == {"holds"}
+    found = glance(lab, "no-lost-job", "crash-safe").guarantees
+    assert {one.verdict for one in found} == {"holds"}
 
 
 @pytest.mark.parametrize(
     ("claim", "verdict", "reason"),
-    [(RACES, "accepted", "a lesson"), (LOCKS, "holds", "not seen to break")],
+    [(RACES, "accepted", "a lesson"), (CLAIM, "holds", "not seen to break")],
     ids=["it is seen", "it is not seen"],
 )
 def test_a_declared_break_is_accepted_where_it_is_seen(
-    lab_of: LabOf, claim: dict[str, str], verdict: str, reason: str
+    lab_of: LabOf, claim: str, verdict: str, reason: str
 ) -> None:
     """With the declared reason; else it holds, with that as its reason."""
-    card = check_queue(lab_of(queue_file(header=LESSON, **claim)), select(ONLY), profile="glance")
+    card = glance(lab_of(LESSON.replace(CLAIM, claim)))
     (judgement,) = card.guarantees
     assert (judgement.verdict, card.verdict) == (verdict, "holds")
     assert reason in judgement.reason
@@ -160,8 +155,7 @@ def test_a_declared_break_is_accepted_where_it_is_seen(
 
 def test_an_edited_queue_is_asked_for_the_story_under_every_order(lab_of: LabOf) -> None:
     """The program finds the defect wherever its statements stand by now, or sees it mended."""
-    (judgement,) = check_queue(lab_of(BROKEN), select(ONLY), profile="glance").guarantees
-    token = judgement.replay
+    token = glance(lab_of(BROKEN)).guarantees[0].replay
     assert token is not None
     looks_first = "-- name: claim\nSELECT count(*) FROM jobs;\n"
     again = replay(lab_of(BROKEN.replace("-- name: claim\n", looks_first)), token)
@@ -173,14 +167,15 @@ def test_an_edited_queue_is_asked_for_the_story_under_every_order(lab_of: LabOf)
 def test_a_token_does_not_fit_a_queue_without_its_operations(lab_of: LabOf) -> None:
     """What a queue no longer offers is named; a kind that nobody knows is another version's."""
     sound = lab_of(SOUND)
-    data = {"schedule": [], "under": {}, "broken": "order"}
-    lacks = [[], [[["w1", [["cleanup"]]]]], []]
-    with pytest.raises(QueueproofError, match="needs cleanup, which it no longer offers"):
-        replay(sound, encode_token("0123456789ab", "order", 0, program=lacks, **data))
-    strange = [[], [[["w1", [["juggle"]]]]], []]
-    told = r'\[0\]\.kind is "juggle", and not one of: enqueue, claim'
-    with pytest.raises(QueueproofError, match=told):
-        replay(sound, encode_token("0123456789ab", "order", 0, program=strange, **data))
+    data: dict[str, Any] = {"schedule": [], "under": {}, "broken": "order"}
+    kinds = {
+        "cleanup": "needs cleanup, which it no longer offers",
+        "juggle": r'\[0\]\.kind is "juggle", and not one of: enqueue, claim',
+    }
+    for kind, told in kinds.items():
+        data["program"] = [[], [[["w1", [[kind]]]]], []]
+        with pytest.raises(QueueproofError, match=told):
+            replay(sound, encode_token("0123456789ab", "order", 0, **data))
 
 
 RAISES = """
@@ -191,7 +186,7 @@ UPDATE jobs SET status = 'completed'"""
 @pytest.mark.parametrize(
     ("part", "instead", "message"),
     [
-        ("status = 'queued' LIMIT", "status = 'waiting' LIMIT", "claim returned nothing"),
+        ("status = 'queued' ORDER", "status = 'waiting' ORDER", "claim returned nothing"),
         ("AND status = 'running'", "AND status = 'queued'", "complete was refused"),
         ("SET status = 'completed'", "SET state = 'completed'", "PostgreSQL rejected this SQL"),
         ("SET status = 'completed'", "SET status = (1 / (id - id))::text", "division by zero"),
@@ -204,14 +199,14 @@ def test_an_operation_that_never_works_makes_a_queue_unusable(
 ) -> None:
     """Rule 7: what does not even work undisturbed is an error of the queue, not a verdict."""
     with pytest.raises(QueueError, match=message):
-        check_queue(lab_of(SOUND.replace(part, instead)), select(ONLY), profile="glance")
+        glance(lab_of(SOUND.replace(part, instead)))
 
 
 RECOVERS = """-- ///
 -- name: recover
 UPDATE jobs SET status = 'queued' WHERE status = 'running' RETURNING id;
 """
-AGAIN = SOUND.replace("status = 'queued' LIMIT 1", "status <> 'running' LIMIT 1")
+AGAIN = SOUND.replace("status = 'queued' ORDER", "status <> 'running' ORDER")
 REFUSED = SOUND.replace("SKIP LOCKED", "NOWAIT").replace("-- ///\n\n", RECOVERS, 1)
 
 
@@ -228,8 +223,7 @@ def test_what_a_shortened_story_breaks_without_its_conditions_is_plainly_broken(
 ) -> None:
     """The conditions are not to blame, and say what is; that has the story, with a token."""
     lab = lab_of(AGAIN)
-    card = check_queue(lab, select(("final-state", "server-clock")), profile="glance")
-    plain, varied = card.guarantees
+    plain, varied = glance(lab, "final-state", "server-clock").guarantees
     assert (plain.id, plain.verdict, varied.verdict) == ("final-state", "broken", "inconclusive")
     assert varied.reason == "final-state is broken without it too"
     assert "Sessions differ in TimeZone" not in (plain.story or "")
@@ -240,7 +234,7 @@ def test_what_a_shortened_story_breaks_without_its_conditions_is_plainly_broken(
 @pytest.mark.usefixtures("overlooked")
 def test_an_error_that_comes_without_the_conditions_is_named(lab_of: LabOf) -> None:
     """What is no guarantee of the catalogue is a reason too."""
-    (judgement,) = check_queue(lab_of(REFUSED), select(["isolation"]), profile="glance").guarantees
+    (judgement,) = glance(lab_of(REFUSED), "isolation").guarantees
     assert judgement.verdict == "inconclusive"
     assert judgement.reason == "error 55P03 occurs without it too"
     assert "times ERROR 55P03, to be retried" not in judgement.evidence
@@ -284,3 +278,30 @@ def test_a_probes_story_is_asked_of_its_probe() -> None:
     with pytest.raises(AssertionError, match="backoff: A failed job waits"):
         must_hold("backoff", STRATEGIES / "broken" / "backoff_none.sql", probe=True)
     must_hold("backoff", REFERENCE, probe=True)
+
+
+def example(queue: Path) -> Callable[[], None]:
+    """The test in the module's docstring, about a queue."""
+    told = (testing.__doc__ or "").partition("    from ")[2].partition("\nA `Program`")[0]
+    code = textwrap.dedent(f"    from {told}").replace("jobs.sql", str(queue))
+    names: dict[str, Callable[[], None]] = {}
+    exec(code, names)  # noqa: S102 - the documentation's own
+    return names["test_single_claim"]
+
+
+def test_what_a_queue_does_not_offer_is_no_pass() -> None:
+    """A program without an operation of the queue's shows nothing; an unknown one is named."""
+    queue = STRATEGIES / "sound" / "sessions.sql"
+    with pytest.raises(AssertionError, match="does not offer heartbeat, which the program does"):
+        must_hold("single-claim", queue, program=play("w1 beats"))
+    explodes = play("w1 beats")._replace(stages=((("w1", (testing.Do("explode"),)),),))  # type: ignore[arg-type]
+    with pytest.raises(QueueproofError, match='kind is "explode", and not one of: enqueue, cl'):
+        must_hold("single-claim", queue, program=explodes)
+
+
+@pytest.mark.sample
+def test_the_example_passes_and_fails() -> None:
+    """It tells the story of the queue without a lock, and nothing of the reference."""
+    example(REFERENCE)()
+    with pytest.raises(AssertionError, match="w1 got a job that w2 already holds"):
+        example(STRATEGIES / "select_then_update.sql")()

@@ -14,11 +14,11 @@ from queueproof.postgres import Server
 from queueproof.queues.deployment import Deployment, deployment
 from queueproof.queues.model import Queue
 from queueproof.queues.sqlfile import load_text
-from queueproof.report.card import Card, Judgement, together
+from queueproof.report.card import Card, Judgement, Verdict, together
 from queueproof.run.open import open_lab
 from tests.fix_commands import Command
 from tests.fix_labs import judged
-from tests.fix_places import REFERENCE, STRATEGIES
+from tests.fix_places import REFERENCE, SKIP_LOCKED, STRATEGIES, reference
 
 HEAD = re.compile(
     r"-- (breaks: (?P<guarantee>[\w-]+)|keeps: everything)\n-- beside: (?P<old>\S+)\n-- \S"
@@ -27,7 +27,7 @@ NEW = {path.stem: path for path in sorted(STRATEGIES.glob("deploy/*.sql"))}
 HEADS = {name: HEAD.match(path.read_text()) for name, path in NEW.items()}
 BROKEN = {name: found for name, found in HEADS.items() if found and found["guarantee"]}
 SOUND = sorted(NEW.keys() - BROKEN.keys())
-OLD = REFERENCE
+OLD, TEXT = REFERENCE, SKIP_LOCKED
 
 
 def verdicts(queue: Queue, server: Server, *asked: str, profile: str) -> dict[str, Judgement]:
@@ -96,9 +96,9 @@ def test_the_story_of_a_deployment_is_told_again(broken_by: BrokenBy, command: C
     assert (ran.code, "It happened again: live-lease is broken." in ran.out) == (1, True)
 
 
-def card(*verdicts: str) -> Card:
+def card(*verdicts: Verdict) -> Card:
     """A card of some verdicts."""
-    named = [Judgement(f"g{n}", v, v, seconds=1.0) for n, v in enumerate(verdicts)]  # type: ignore[arg-type]
+    named = [Judgement(f"g{n}", v, v, seconds=1.0) for n, v in enumerate(verdicts)]
     return Card("q", "PostgreSQL", 0, 2.0, named)
 
 
@@ -111,42 +111,35 @@ def test_of_two_ways_the_worse_verdict_counts() -> None:
     assert (both.seconds, both.guarantees[0].seconds) == (4.0, 2.0)
 
 
-def version(header: str = "", **blocks: str) -> Deployment:
-    """Two versions: the reference, and it with another header or further blocks."""
-    text = OLD.read_text()
-    new = text.replace('-- lease = "30 seconds"\n', f'-- lease = "30 seconds"\n{header}')
-    new += "".join(f"\n-- name: {name}\n{sql}\n" for name, sql in blocks.items())
-    return Deployment(load_text(text, "old.sql"), load_text(new, "new.sql"))
+def beside(new: str) -> Deployment:
+    """Two versions: the reference, and another one."""
+    return Deployment(load_text(TEXT, "old.sql"), load_text(new, "new.sql"))
 
 
 def test_what_both_must_keep_is_no_more_than_both_promise() -> None:
     """Of promises that can be weaker the weaker counts, and others must be the same."""
-    text = OLD.read_text()
-    new = text.replace("5 seconds", "1 second", 1).replace('"priority, fifo"', '"fifo"')
-    both = Deployment(load_text(text, "old.sql"), load_text(new, "new.sql"))
+    both = beside(reference('"5 seconds"', '"1 second"', '"priority, fifo"', '"fifo"'))
     assert both.order == "none"
     assert both.backoff is not None
     assert both.backoff.total_seconds() == 1
-    longer = load_text(text.replace("30 seconds", "60 seconds", 1), "new.sql")
     with pytest.raises(QueueproofError, match=r"lease is 0:00:30 in old.sql and 0:01:00 in new"):
-        Deployment(load_text(text, "old.sql"), longer)
+        beside(TEXT.replace("30 seconds", "60 seconds", 1))
 
 
 def test_an_operation_that_one_version_lacks_is_asked_of_no_worker() -> None:
     """What a worker does both must have; upkeep is done by whichever version has it."""
-    both = version(promote="UPDATE jobs SET run_at = now();", start="SELECT :worker;")
-    assert {"promote", "start"} <= both.offers
-    text = OLD.read_text()
-    less = text[: text.index("-- name: heartbeat")] + text[text.index("-- name: recover") :]
-    both = Deployment(load_text(text, "old.sql"), load_text(less, "new.sql"))
-    assert "heartbeat" not in both.offers
-    older = load_text(text[: text.index("-- name: cleanup")], "old.sql")
+    more = "\n-- name: promote\nUPDATE jobs SET run_at = now();\n-- name: start\nSELECT :worker;\n"
+    assert {"promote", "start"} <= beside(TEXT + more).offers
+    before, _, beat = TEXT.partition("-- name: heartbeat")
+    less = before + beat[beat.index("-- name: recover") :]
+    assert "heartbeat" not in beside(less).offers
+    older = load_text(TEXT.partition("-- name: cleanup")[0], "old.sql")
     assert not Deployment(older, older).takes("cleanup")  # `init` writes none: it ended in exit 70
 
 
 def test_the_two_ways_round_have_tokens_of_their_own() -> None:
     """A digest names both versions and who runs which."""
-    one, other = version().ways
+    one, other = beside(TEXT).ways
     assert one.digest != other.digest
     assert one.cast != other.cast
     assert one.name == other.name == "old.sql with new.sql"
@@ -157,6 +150,6 @@ def test_a_new_version_that_does_not_work_is_refused_before_the_old_one_is_judge
 ) -> None:
     """It took the check of one way round, and the search for a remedy, before it was tried."""
     new = tmp_path / "new.sql"
-    new.write_text(OLD.read_text().replace("RETURNING id, attempts", "RETURNING idd, attempts"))
+    new.write_text(TEXT.replace("RETURNING id, attempts", "RETURNING idd, attempts"))
     ran = command("check", OLD, "--with", new, "--only", "single-claim")
     assert (ran.code, "column" in ran.err, "seed 0" in ran.out) == (4, True, False)

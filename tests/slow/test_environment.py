@@ -6,8 +6,6 @@ import json
 import os
 import socket
 import sys
-import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 
 import psycopg
@@ -47,6 +45,12 @@ def tried(queue: str, source: str, environment: dict[str, str], patch: pytest.Mo
         return server.label
 
 
+NAMES = (
+    *("PGDATABASE", "PGUSER", "PGPASSWORD", "PGPASSFILE", "PGSERVICE"),
+    *("PGCLIENTENCODING", "PGTZ", "PGDATESTYLE"),
+)
+
+
 @pytest.mark.sample
 def test_a_server_of_our_own_is_used_whatever_the_environment_names(
     queue: str, monkeypatch: pytest.MonkeyPatch
@@ -54,21 +58,13 @@ def test_a_server_of_our_own_is_used_whatever_the_environment_names(
     """With every variable leading elsewhere each operation works, and nobody calls there."""
     with socket.create_server(("127.0.0.1", 0)) as elsewhere:
         environment = {
-            "PGHOST": "127.0.0.1",
-            "PGHOSTADDR": "127.0.0.1",
+            **dict.fromkeys(("PGHOST", "PGHOSTADDR"), "127.0.0.1"),
             "PGPORT": str(elsewhere.getsockname()[1]),
-            "PGDATABASE": "myapp",
-            "PGUSER": "me",
-            "PGPASSWORD": "secret",
-            "PGPASSFILE": "/nowhere",
-            "PGSERVICE": "nowhere",
             "PGSSLMODE": "verify-full",
             "PGREQUIREAUTH": "scram-sha-256",
             "PGOPTIONS": "-c default_transaction_read_only=on",
             "PGTARGETSESSIONATTRS": "standby",
-            "PGCLIENTENCODING": "nonsense",
-            "PGTZ": "nonsense",
-            "PGDATESTYLE": "nonsense",
+            **dict.fromkeys(NAMES, "nonsense"),
         }
         assert "embedded" in tried(queue, "embedded", environment, monkeypatch)
         elsewhere.settimeout(0)
@@ -158,21 +154,6 @@ def test_a_database_in_another_encoding_is_asked(server: Server) -> None:
                 assert connection.info.encoding == "utf-8"
     finally:
         tell(server._admin, "DROP DATABASE ascii")
-
-
-@pytest.fixture
-def temporary(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Iterator[Path]:
-    """A folder of some name, which everybody may enter, as the one for temporary files."""
-    with tempfile.TemporaryDirectory(dir="/tmp") as base:
-        path = Path(base, os.fsdecode(request.param))
-        path.mkdir(parents=True)
-        for folder in (path, *path.parents):
-            if folder.is_relative_to(base):
-                folder.chmod(0o755)
-        monkeypatch.setenv("TMPDIR", str(path))
-        monkeypatch.setattr(tempfile, "tempdir", None)
-        yield path
-    monkeypatch.undo()
 
 
 WORKING = [b"a,b", b"not\xffutf-8", b"x" * 150 + b"/" + b"y" * 100, b'it\'s "quoted" $HOME %s']

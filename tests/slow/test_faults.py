@@ -6,6 +6,7 @@ import os
 import sys
 import textwrap
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import psycopg
@@ -25,6 +26,7 @@ from queueproof.run.open import open_lab, twin_of
 from queueproof.run.record import Run
 from queueproof.run.runner import Runner
 from queueproof.schedule.conditions import Conditions
+from queueproof.schedule.programs import Program
 from queueproof.search.explore import explore
 from tests.fix_places import text_of
 from tests.fix_plays import play
@@ -57,6 +59,11 @@ SELECT id FROM jobs WHERE id = ANY (:ids) AND status = 'queued';""",
 def calls(run: Run, kind: CallKind, actor: str) -> list[Call]:
     """What an actor asked, of one kind."""
     return [call for call in run.history.of_kind(kind) if call.actor == actor]
+
+
+def tried(lab: Lab, program: Program, budget: int = 9) -> list[Run]:
+    """The runs of a program, each under another schedule."""
+    return [one.run for one in explore(Runner(lab), program, budget=budget)]
 
 
 def judged(lab: Lab, profile: str = "glance") -> Judgement:
@@ -92,12 +99,12 @@ def test_a_restart_keeps_what_was_committed(source: str) -> None:
             psycopg.connect(another).close()
 
 
-def test_a_server_that_is_not_ours_is_not_killed(server: Server) -> None:
+def test_a_server_that_is_not_ours_is_not_killed(theirs: Server) -> None:
     """A server that is there by its DSN goes on as if nothing had been asked."""
-    with server.database() as dsn, open_server(dsn) as theirs, psycopg.connect(dsn) as session:
+    with psycopg.connect(theirs._admin) as session:
         assert not theirs.ours
         with pytest.raises(ServerUnavailableError, match="not ours to kill"):
-            theirs.restart(dsn)
+            theirs.restart(str(theirs._admin))
         assert session.execute("SELECT 1").fetchall() == [(1,)]
 
 
@@ -128,11 +135,9 @@ def test_nothing_is_left_of_a_run_killed_while_it_restarts_its_server(
 def serving(directory: Path) -> bool:
     """Whether a process has a data directory on its command line."""
     for path in Path("/proc").glob("[0-9]*/cmdline"):
-        try:
+        with suppress(FileNotFoundError, ProcessLookupError):
             if os.fsencode(directory) in path.read_bytes():
                 return True
-        except (FileNotFoundError, ProcessLookupError):
-            continue
     return False
 
 
@@ -154,34 +159,31 @@ def test_an_open_transaction_is_lost_with_its_connection(lab_of: LabOf) -> None:
     assert run.faults == [("lose", "enqueue", 3)]
     assert run.history.final == {}
     program = play("w1 enqueues | nemesis loses 1", 0, reserve=1)
-    runs = [tried.run for tried in explore(Runner(lab), program, budget=9)]
     found = {
-        (fault, tuple((run.history.final or {}).values())) for run in runs for fault in run.faults
+        (fault, tuple((run.history.final or {}).values()))
+        for run in tried(lab, program)
+        for fault in run.faults
     }
     assert found == {(("lose", "enqueue", 3), ()), (("lose", "enqueue", 4), ("completed",))}
 
 
 def test_who_waits_goes_on_without_its_client(lab_of: LabOf) -> None:
     """A backend that waits for a lock does not notice, and does its work when the lock is free."""
-    lab = lab_of(REFERENCE)
     program = play("w1 claims; +33.3; w1 completes | reaper recovers | nemesis loses 1")
-    runs = [tried.run for tried in explore(Runner(lab), program, budget=60)]
     late = [
         run
-        for run in runs
+        for run in tried(lab_of(REFERENCE), program, 60)
         if any(call.waits and call.answer == "unknown" for call in calls(run, "complete", "w1"))
     ]
     assert late
-    for run in late:
-        # The reaper was first: what w1 does afterwards finds the job given back.
-        assert calls(run, "recover", "reaper")[0].ids
+    # The reaper was first: what w1 does afterwards finds the job given back.
+    assert all(calls(run, "recover", "reaper")[0].ids for run in late)
 
 
 def test_a_terminated_worker_goes_on_with_its_lease(lab_of: LabOf) -> None:
     """Nothing of the call in progress has happened; the same worker then completes its job."""
-    lab = lab_of(REFERENCE)
     program = play("w1 claims; w1 completes, completes | nemesis terminates 1")
-    runs = [tried.run for tried in explore(Runner(lab), program, budget=9)]
+    runs = tried(lab_of(REFERENCE), program)
     hit = [run for run in runs if ("terminate", "complete", 1) in run.faults]
     assert hit
     for run in hit:
@@ -263,31 +265,25 @@ def test_what_a_kill_loses_is_found_every_time(lab_of: LabOf, text: str) -> None
     assert replay(lab, judgement.replay) is not None
 
 
-def test_somebodys_server_gets_a_verdict_without_kills(server: Server) -> None:
+def test_somebodys_server_gets_a_verdict_without_kills(theirs: Server) -> None:
     """It holds by the other faults and says so; what a kill would empty leaves it open."""
-    with server.database() as dsn, open_server(dsn) as theirs:
-        with open_lab(load_text(REFERENCE, "queue.sql"), theirs) as lab:
-            judgement = judged(lab)
-            assert judgement.verdict == "holds"
-            assert judgement.reason.endswith("the server was not killed, because it is not ours")
-        with open_lab(load_text(UNLOGGED, "queue.sql"), theirs) as lab:
-            judgement = judged(lab)
-            assert judgement.verdict == "inconclusive"
-            assert "UNLOGGED (public.jobs)" in judgement.reason
+    with open_lab(load_text(REFERENCE, "queue.sql"), theirs) as lab:
+        holds = judged(lab)
+    with open_lab(load_text(UNLOGGED, "queue.sql"), theirs) as lab:
+        unknown = judged(lab)
+    assert (holds.verdict, unknown.verdict) == ("holds", "inconclusive")
+    assert holds.reason.endswith("the server was not killed, because it is not ours")
+    assert "UNLOGGED (public.jobs)" in unknown.reason
 
 
 def test_a_story_with_a_kill_is_not_replayed_on_somebodys_server(
-    lab_of: LabOf, server: Server
+    lab_of: LabOf, theirs: Server
 ) -> None:
     """The token is refused with what to do instead."""
     token = judged(lab_of(UNLOGGED)).replay
     assert token
-    with (
-        server.database() as dsn,
-        open_server(dsn) as theirs,
-        open_lab(load_text(UNLOGGED, "queue.sql"), theirs) as lab,
-        pytest.raises(QueueproofError, match="not ours: replay it with"),
-    ):
+    refused = pytest.raises(QueueproofError, match="not ours: replay it with")
+    with open_lab(load_text(UNLOGGED, "queue.sql"), theirs) as lab, refused:
         replay(lab, token)
 
 

@@ -79,23 +79,21 @@ def test_a_time_that_the_worker_sends_is_set_wrong(lab_of: LabOf, bound: str) ->
     assert "clock (w1:" in found["server-clock"].story
 
 
-RACED = (
-    WORKERS_CLOCK.replace(":now", "now()").replace("limit, now", "limit")
-    + """
+BY_LEASE = WORKERS_CLOCK.format(bound="now()").replace(":now", "now()").replace(", now", "")
+RACED = f"""{BY_LEASE}
 -- name: heartbeat(id, claims)!
 UPDATE jobs SET locked_at = now() WHERE id = :id AND claims = :claims;
 -- name: recover
 SELECT id FROM jobs WHERE locked_at < :now - interval '30 seconds' AND locked_at > '-infinity';
 UPDATE jobs SET locked_at = '-infinity' WHERE id = ANY (:ids) RETURNING id;
 """
-)
 
 
 def test_what_breaks_by_a_wrong_clock_alone_is_told_beside_what_breaks_anyway(
     lab_of: LabOf,
 ) -> None:
     """A heartbeat races with the sweep; in turn, which goes one way, only its clock is to blame."""
-    found = judged(lab_of(RACED.format(bound="now()")), "server-clock", "live-lease")
+    found = judged(lab_of(RACED), "server-clock", "live-lease")
     assert [one.verdict for one in found.values()] == ["broken"] * 2
     assert "clock (w1:" in (found["server-clock"].story or "")
     assert "clock (w1:" not in (found["live-lease"].story or "")
@@ -162,22 +160,23 @@ def test_an_enqueue_may_answer_a_job_that_is_there(
     assert {name for name, one in found.items() if one.verdict != "holds"} == broken
 
 
+OVER = "status = 'running' AND locked_at < now() - interval '5 minutes'"
+
+
 @pytest.mark.parametrize(
-    "state",
+    ("which", "listed"),
     [
-        "CASE WHEN attempts >= 3 AND status <> 'completed' THEN 'failed' ELSE status END",
-        (
-            "CASE WHEN status = 'running' AND locked_at < now() - interval '5 minutes'"
-            " THEN 'failed' ELSE status END"
-        ),
-        (
-            "CASE WHEN status = 'running' AND locked_at < now() - interval '5 minutes'"
-            " THEN 'queued' ELSE status END"
-        ),
+        ("attempts >= 3 AND status <> 'completed'", "failed"),
+        (OVER, "failed"),
+        (OVER, "queued"),
     ],
+    ids=["its last attempt runs", "its lease is over", "its lease is over, and it is free"],
 )
-def test_a_state_may_follow_from_the_clock_or_a_count(lab_of: LabOf, state: str) -> None:
+def test_a_state_may_follow_from_the_clock_or_a_count(
+    lab_of: LabOf, which: str, listed: str
+) -> None:
     """A job whose last attempt runs, or whose lease is over, may be listed as failed."""
+    state = f"CASE WHEN {which} THEN '{listed}' ELSE status END"
     asked = (*ASKED, "stale-recovery", "retry-given")
     found = judged(lab_of(HOOKS.format(upsert=TOUCHED, state=state)), *asked, profile="glance")
     assert {one.verdict for one in found.values()} == {"holds"}
@@ -198,32 +197,17 @@ def test_a_dead_workers_job_waits_no_longer_than_the_sql_says(
     text = HOOKS.format(upsert=TOUCHED, state="status")
     text = text.replace("locked_at timestamptz", "locked_at timestamptz, due_at timestamptz")
     due = "status = 'queued' AND (due_at <= now()) IS NOT FALSE ORDER"
-    text = text.replace("status = 'queued' ORDER", due)
-    fail, recover = text.split("-- name: recover")
-    recovering = recover.replace(RETRIED, f"{RETRIED}, due_at = now() + {put_off}")
-    assert recovering != recover
-    asked = ("stale-recovery", "no-lost-job")
-    found = judged(lab_of(f"{fail}-- name: recover{recovering}"), *asked, profile="glance")
+    text, recovers, rest = text.replace("status = 'queued' ORDER", due).rpartition(RETRIED)
+    text = f"{text}{recovers}, due_at = now() + {put_off}{rest}"
+    found = judged(lab_of(text), "stale-recovery", "no-lost-job", profile="glance")
     verdicts = {name: one.verdict for name, one in found.items()}
     assert verdicts == {"stale-recovery": verdict, "no-lost-job": "holds"}
 
 
-LATE_FAIL_FREES = queue_file(
-    header='lease = "5 minutes"',
-    more="""
-ALTER TABLE jobs ADD claimed_at timestamptz NOT NULL DEFAULT '-infinity',
-  ADD claims int NOT NULL DEFAULT 0;""",
-    claim="""(limit)
-UPDATE jobs SET claimed_at = now(), claims = claims + 1
-WHERE id = ANY (ARRAY(
-  SELECT id FROM jobs WHERE claimed_at < now() - interval '5 minutes'
-  ORDER BY claimed_at, id LIMIT :limit FOR UPDATE SKIP LOCKED
-))
-RETURNING id, claims;""",
-    complete="(id, claims)!\nDELETE FROM jobs WHERE id = :id AND claims = :claims;",
-    fail="(id)!\nUPDATE jobs SET claimed_at = '-infinity' WHERE id = :id;",
-    jobs="",
-)
+LATE_FAIL_FREES = f"""{BY_LEASE}
+-- name: fail(id)!
+UPDATE jobs SET locked_at = '-infinity' WHERE id = :id;
+"""
 ANSWERS_ALL = queue_file(
     header='lease = "5 minutes"\nmax_attempts = 2',
     more="""

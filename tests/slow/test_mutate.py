@@ -22,7 +22,7 @@ from queueproof.report.card import Card, Judgement, MutantJudgement
 from queueproof.report.page import read_card, to_page
 from queueproof.report.terminal import Output, mutants_summary, print_mutants
 from tests.fix_places import STRATEGIES
-from tests.fix_queues import queue_file
+from tests.fix_queues import COMPLETE, queue_file
 
 PLPGSQL = re.compile(r": `(PERFORM|EXECUTE) ")  # statements of its own, which are no SQL
 FILES = sorted([*STRATEGIES.glob("*.sql"), *(STRATEGIES / "sound").glob("*.sql")])
@@ -146,17 +146,13 @@ def test_a_mutant_still_takes_what_the_queue_takes() -> None:
 
 def test_the_bodies_of_functions_are_mutated() -> None:
     """SQL in functions is mutated too, and what cannot be read there is said."""
-    text = QUEUE.replace(
-        "-- name: enqueue",
-        """CREATE FUNCTION tidy(n int) RETURNS void LANGUAGE plpgsql AS $$
+    tidy = """
+CREATE FUNCTION tidy(n int) RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
   DELETE FROM jobs WHERE id < n;
   PERFORM 1 FROM jobs;
-END $$;
-
--- name: enqueue""",
-    )
-    found = mutants_of(load_text(text, "queue.sql"))
+END $$;"""
+    found = mutants_of(load_text(queue_file(more=tidy), "queue.sql"))
     (relaxed,) = (one for one in found.mutants if one.name == "tidy(): `id < n` with <=")
     assert relaxed.diff == "-  DELETE FROM jobs WHERE id < n;\n+  DELETE FROM jobs WHERE id <= n;"
     assert found.unread == ["tidy(): `PERFORM 1 FROM jobs` was not mutated: it cannot be parsed"]
@@ -164,10 +160,7 @@ END $$;
 
 def test_a_transaction_is_dropped_as_a_whole() -> None:
     """BEGIN and its COMMIT go together; every other statement goes alone."""
-    text = QUEUE.replace(
-        "UPDATE jobs SET status = 'completed'",
-        "BEGIN;\nSELECT 1;\nUPDATE jobs SET status = 'completed'",
-    ).replace("AND status = 'running';", "AND status = 'running';\nCOMMIT;")
+    text = queue_file(complete=f"(id)!\nBEGIN;\nSELECT 1;\n{COMPLETE}\nCOMMIT;")
     names = [mutant.name for mutant in mutants_of(load_text(text, "queue.sql")).mutants]
     assert "complete: BEGIN and COMMIT dropped" in names
     assert "complete: `SELECT 1` dropped" in names
@@ -209,17 +202,16 @@ def judged(mutants: Mutants, card: Card = CARD) -> dict[str, MutantJudgement]:
 def test_a_mutant_is_killed_survives_or_is_equivalent(tmp_path: Path) -> None:
     """A guarantee kills, and what none kills survives, unless it is known that it cannot matter."""
     mutants = written(tmp_path, f'"{NO_SKIP}" = "for this test"')
-    stillborn = "complete: condition `id = :id` dropped"
-    lost = "claim: SET status dropped"
-    names = (NO_LOCK, NO_SKIP, "claim: SET seen_at dropped", lost, stillborn)
-    found = judged(only(mutants, *names, "complete: SET status dropped"))
+    unread, lost = "claim: SET seen_at dropped", "claim: SET status dropped"
+    survives = "complete: SET status dropped"
+    found = judged(only(mutants, NO_LOCK, NO_SKIP, unread, lost, survives))
     assert (found[NO_LOCK].verdict, found[NO_LOCK].by) == ("killed", "single-claim")
     assert (found[NO_SKIP].verdict, found[NO_SKIP].reason) == ("equivalent", "for this test")
-    unread = found["claim: SET seen_at dropped"]
-    assert (unread.verdict, unread.reason) == ("equivalent", "nothing reads seen_at")
+    told = found[unread].verdict, found[unread].reason
+    assert told == ("equivalent", "nothing reads seen_at")
     assert (found[lost].verdict, found[lost].by) == ("killed", None)
     assert "does not work" in found[lost].reason
-    assert found["complete: SET status dropped"].verdict == "survived"
+    assert found[survives].verdict == "survived"
 
 
 def test_a_mutant_survives_only_what_was_asked_in_full(tmp_path: Path) -> None:

@@ -40,11 +40,8 @@ def mine(pytester: pytest.Pytester) -> Path:
 
 def test_other_projects_may_have_options_of_the_same_name(pytester: pytest.Pytester) -> None:
     """`--queue` and `--postgres` are not ours where the scenarios are not run."""
-    pytester.makeconftest(
-        "def pytest_addoption(parser):\n"
-        "    parser.addoption('--queue')\n"
-        "    parser.addoption('--postgres')\n"
-    )
+    adds = "for name in ('--queue', '--postgres'): parser.addoption(name)"
+    pytester.makeconftest(f"def pytest_addoption(parser):\n    {adds}\n")
     pytester.makepyfile("def test_one(request): assert request.config.option.queue == 'theirs'")
     result = pytester.runpytest_subprocess("--queue", "theirs")
     result.assert_outcomes(passed=1)

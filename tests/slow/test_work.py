@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import wait
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import asdict
@@ -20,15 +20,17 @@ from queueproof.examine.processes import MOST, lent_server, processes
 from queueproof.examine.work import Crew, Exploration, Tried, _most, beside
 from queueproof.guarantees.catalogue import select
 from queueproof.machine import processors
-from queueproof.postgres import Server, open_server
+from queueproof.postgres import Server
 from queueproof.queues.model import Operation, Queue, Step
 from queueproof.queues.offer import Offer
 from queueproof.queues.sqlfile import load, load_text
+from queueproof.run.lab import Lab
 from queueproof.run.open import open_lab
 from queueproof.schedule.actors import identities, identity
 from queueproof.schedule.conditions import PLAIN
 from tests.fix_places import SKIP_LOCKED, STRATEGIES
 from tests.fix_plays import play
+from tests.fix_programs import Eventually
 from tests.fix_queues import queue_file
 
 RACE = play("w1 claims | w2 claims", 2)
@@ -75,90 +77,87 @@ def die() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-@pytest.mark.sample
-def test_what_nobody_has_done_is_done_here(server: Server) -> None:
-    """The same comes of a unit that a process does, that none does, and that one dies of."""
+@pytest.fixture
+def lab(server: Server) -> Iterator[Lab]:
+    """A queue that hands a job out twice."""
     with open_lab(load(STRATEGIES / "select_then_update.sql"), server) as lab:
-        offer = calibrate(lab)
-        alone = told(Crew(lab, offer, 0).tries(UNIT))
-        tries = Crew(lab, offer, 0).tries(UNIT)
-        broken = {found.violation.guarantee for one in tries for found in one.broken}
-        assert "single-claim" in broken
-        with beside(lab, 2) as pool:
-            assert pool is not None
-            crew = Crew(lab, offer, 0, pool)
-            crew.go_ahead([UNIT])
-            wait([*crew._ahead.values()], timeout=60)
-            assert told(crew.tries(UNIT)) == alone
-            with pytest.raises(BrokenProcessPool):
-                pool.processes.submit(die).result()
-            crew.go_ahead([UNIT._replace(budget=6)])
-            assert told(crew.tries(UNIT)) == alone
+        yield lab
+
+
+@pytest.mark.sample
+def test_what_nobody_has_done_is_done_here(lab: Lab) -> None:
+    """The same comes of a unit that a process does, that none does, and that one dies of."""
+    offer = calibrate(lab)
+    tries = list(Crew(lab, offer, 0).tries(UNIT))
+    alone = told(tries)
+    assert "single-claim" in {found.violation.guarantee for one in tries for found in one.broken}
+    with beside(lab, 2) as pool:
+        assert pool is not None
+        crew = Crew(lab, offer, 0, pool)
+        crew.go_ahead([UNIT])
+        wait([*crew._ahead.values()], timeout=60)
+        assert told(crew.tries(UNIT)) == alone
+        with pytest.raises(BrokenProcessPool):
+            pool.processes.submit(die).result()
+        crew.go_ahead([UNIT._replace(budget=6)])
+        assert told(crew.tries(UNIT)) == alone
 
 
 def test_processes_that_are_frozen_are_not_waited_for(
-    server: Server,
-    monkeypatch: pytest.MonkeyPatch,
-    eventually: Callable[[Callable[[], bool]], None],
+    lab: Lab, monkeypatch: pytest.MonkeyPatch, eventually: Eventually
 ) -> None:
     """What they were to do is done here, and they are gone at the end."""
-    with open_lab(load(STRATEGIES / "select_then_update.sql"), server) as lab:
-        offer = calibrate(lab)
-        alone = told(Crew(lab, offer, 0).tries(UNIT))
-        with beside(lab, 2) as pool:
-            assert pool is not None
-            pool.processes.submit(os.getpid).result(timeout=60)
-            frozen = active_children()
-            for one in frozen:
-                os.kill(one.pid or 0, signal.SIGSTOP)
-            monkeypatch.setattr(work, "PART", 0.1)
-            monkeypatch.setattr("queueproof.examine.processes.END", 0.1)
-            crew = Crew(lab, offer, 0, pool)
-            crew.go_ahead([UNIT._replace(budget=n) for n in range(5, 15)])
-            future = crew._ahead[UNIT]
-            eventually(future.running)  # as far as anybody here knows
-            assert told(crew.tries(UNIT)) == alone
-            # The first few were handed over, and who waited for one of them has done the others.
-            assert [future.done() for future in crew._ahead.values()][-2:] == [True, True]
-        # The pool's own thread reaps them as well: whoever comes second knows of it a moment later.
-        eventually(lambda: [one.exitcode for one in frozen] == [-signal.SIGKILL] * len(frozen))
+    offer = calibrate(lab)
+    alone = told(Crew(lab, offer, 0).tries(UNIT))
+    with beside(lab, 2) as pool:
+        assert pool is not None
+        pool.processes.submit(os.getpid).result(timeout=60)
+        frozen = active_children()
+        for one in frozen:
+            os.kill(one.pid or 0, signal.SIGSTOP)
+        monkeypatch.setattr(work, "PART", 0.1)
+        monkeypatch.setattr("queueproof.examine.processes.END", 0.1)
+        crew = Crew(lab, offer, 0, pool)
+        crew.go_ahead([UNIT._replace(budget=n) for n in range(5, 15)])
+        future = crew._ahead[UNIT]
+        eventually(future.running)  # as far as anybody here knows
+        assert told(crew.tries(UNIT)) == alone
+        # The first few were handed over, and who waited for one of them has done the others.
+        assert [future.done() for future in crew._ahead.values()][-2:] == [True, True]
+    # The pool's own thread reaps them as well: whoever comes second knows of it a moment later.
+    eventually(lambda: [one.exitcode for one in frozen] == [-signal.SIGKILL] * len(frozen))
 
 
-def test_what_is_left_is_not_asked_for(server: Server) -> None:
+def test_what_is_left_is_not_asked_for(lab: Lab) -> None:
     """Unless somebody else has announced it too."""
-    with open_lab(load(STRATEGIES / "skip_locked.sql"), server) as lab:
-        offer = calibrate(lab)
-        with beside(lab, 2) as pool:
-            crew = Crew(lab, offer, 0, pool)
-            crew.go_ahead([UNIT, UNIT])
-            crew.leave([UNIT])
-            assert len(crew._ahead) == 1
-            crew.leave([UNIT])
-            assert not crew._ahead
+    with beside(lab, 2) as pool:
+        crew = Crew(lab, calibrate(lab), 0, pool)
+        crew.go_ahead([UNIT, UNIT])
+        crew.leave([UNIT])
+        assert len(crew._ahead) == 1
+        crew.leave([UNIT])
+        assert not crew._ahead
 
 
-def test_a_little_work_is_done_by_one(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_little_work_is_done_by_one(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     """Before another process could begin; what is announced in bits adds up."""
     monkeypatch.setattr(work, "WORTH", 10)
-    with open_lab(load(STRATEGIES / "skip_locked.sql"), server) as lab:
-        offer = calibrate(lab)
-        with beside(lab, 2) as pool:
-            crew = Crew(lab, offer, 0, pool)
-            crew.go_ahead([UNIT])
-            crew.leave([UNIT])
-            assert not active_children()
-            crew.go_ahead([UNIT])
-            assert len(active_children()) == 1
-            assert crew._ahead
-            crew.leave([UNIT])
-            assert not crew._ahead
+    with beside(lab, 2) as pool:
+        crew = Crew(lab, calibrate(lab), 0, pool)
+        crew.go_ahead([UNIT])
+        crew.leave([UNIT])
+        assert not active_children()
+        crew.go_ahead([UNIT])
+        assert len(active_children()) == 1
+        assert crew._ahead
+        crew.leave([UNIT])
+        assert not crew._ahead
 
 
-def test_a_server_s_connections_are_enough_for_all(server: Server) -> None:
+def test_a_server_s_connections_are_enough_for_all(lab: Lab) -> None:
     """However many processes are wanted: each of ours has two hundred for itself."""
-    with open_lab(load(STRATEGIES / "skip_locked.sql"), server) as lab:
-        assert _most(lab, 1) == 1
-        assert 1 < _most(lab, 1000) <= max(MOST, 2 * processors())
+    assert _most(lab, 1) == 1
+    assert 1 < _most(lab, 1000) <= max(MOST, 2 * processors())
 
 
 def test_a_class_that_stands_in_no_module_is_judged_in_one_process(server: Server) -> None:
@@ -181,41 +180,29 @@ OUTBOX = SKIP_LOCKED.replace(
 )
 
 
-@pytest.fixture(scope="module")
-def theirs(server: Server) -> Iterator[Server]:
-    """Provide a server that somebody else has started."""
-    with server.database() as conninfo, open_server(conninfo, trust=True) as theirs:
-        yield theirs
-
-
-def started_and_called() -> tuple[object, str]:
-    """When this process' server was started, and what a worker of its is called."""
-    with lent_server().database() as conninfo, psycopg.connect(conninfo) as connection:
-        row = connection.execute("SELECT pg_catalog.pg_postmaster_start_time()").fetchone()
-    assert row is not None
+def started_and_called(server: Server | None) -> tuple[object, str]:
+    """When a server, or this process' own, was started, and what a worker here is called."""
+    with (server or lent_server()).database() as conninfo, psycopg.connect(conninfo) as connection:
+        (row,) = connection.execute("SELECT pg_catalog.pg_postmaster_start_time()").fetchall()
     return row[0], identity("w1")
 
 
 def test_each_has_a_server_of_its_own(server: Server) -> None:
     """Transaction ids, sessions and locks belong to a server, and a queue may read them."""
-    with server.database() as conninfo, psycopg.connect(conninfo) as connection:
-        (here,) = connection.execute("SELECT pg_catalog.pg_postmaster_start_time()").fetchall()
     with processes(server, 1) as pool:
-        there, called = pool.submit(started_and_called).result()
-    assert there != here[0]
+        there, called = pool.submit(started_and_called, None).result()
+    assert there != started_and_called(server)[0]
     assert identity("w1") == called
 
 
 def test_on_somebodys_server_no_two_have_a_worker_of_one_name(theirs: Server) -> None:
     """A sweep that asks who is connected would take another process' worker for its own."""
     with processes(theirs, 1) as pool:
-        _, called = pool.submit(started_and_called).result()
-    assert identity("w1") != called
-    assert sorted([called, identity("w2")]) == [
-        {identity("w1"): called}.get(name, name)
-        for name in sorted([identity("w1"), identity("w2")])
-    ]
-    assert identities("w1").sub("w1", f"{called}, {identity('w1')}") == "w1, w1"
+        _, called = pool.submit(started_and_called, None).result()
+    mine, other = identity("w1"), identity("w2")
+    assert mine != called
+    assert (called < other) == (mine < other)
+    assert identities("w1").sub("w1", f"{called}, {mine}") == "w1, w1"
 
 
 @pytest.mark.parametrize(("text", "alone"), [(SKIP_LOCKED, False), (OUTBOX, True)])
