@@ -286,7 +286,9 @@ def _is_late(runner: Runner, offer: Offer, phase: float) -> bool:
     look = (script("observer", OBSERVE),) if "jobs" in offer.queue.offers else ()
     stages = in_turn(
         *(SETTLE, script("clock", advance(phase)), script("w1", *take, crash())),
-        *(script("clock", advance(past(lease))), *_reaper(offer), script("w2", *take), *look),
+        script("clock", advance(past(lease))),
+        *_reaper(offer) * (CRASHED + 1),  # it may take back one at a time
+        *(script("w2", *take), *look),
     )
     history = runner.run(Program(ONE * CRASHED, stages)).history
     crashed, back = (

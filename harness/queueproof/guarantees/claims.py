@@ -71,11 +71,15 @@ def _concurrency_limit(pieces: Pieces) -> Iterator[Program]:
     Derived programs find a wrong count, but not one that is old under REPEATABLE READ alone.
     """
     cap = pieces.offer.queue.concurrency_limit or 1
-    if cap > MOST_ATTEMPTS or "priority" not in pieces.offer.queue.takes("enqueue"):
+    ranks = "priority" in pieces.offer.queue.takes("enqueue")
+    if cap > MOST_ATTEMPTS or not (ranks or pieces.routes()):
         return
+    # Two who want the same row collide, whatever they counted.
+    other = JobSpec(priority=5) if ranks else JobSpec(queue="other")
     full = in_turn(script("w1", *[claim()] * (cap - 1 if not pieces.offer.held else 0)))
-    race = (script("w2", claim()), script("w3", whole(Do("enqueue")), whole(claim())))
-    yield Program((JobSpec(),) * cap, (*full, race), reserve=(JobSpec(priority=5),))
+    takes = script("w3", whole(Do("enqueue")), whole(claim(queue=other.queue)))
+    race = (script("w2", claim()), takes)
+    yield Program((JobSpec(),) * cap, (*full, race), reserve=(other,))
 
 
 GUARANTEES = (

@@ -8,6 +8,7 @@ from queueproof.guarantees.guarantee import Guarantee
 from queueproof.schedule.moments import past
 from queueproof.schedule.programs import (
     COMPLETE_ALL,
+    Do,
     JobSpec,
     Program,
     Stage,
@@ -55,6 +56,13 @@ def _no_deadlock(pieces: Pieces) -> Iterator[Program]:
         queue = pieces.offer.queue
         ranks = "priority" in queue.takes("enqueue") and not queue.by_priority
         yield Program(tuple(JobSpec(priority=n % 2 * ranks) for n in range(5)), (*taken, both))
+        if pieces.routes():
+            # The same of what jobs share by their queue, of which each worker has two.
+            names = "default", "other", "other", "default"
+            takes = [script(f"w{1 + n % 2}", claim(queue=name)) for n, name in enumerate(names)]
+            each = Do("complete_many", part="one of each")
+            jobs = tuple(JobSpec(queue=name) for name in names)
+            yield Program(jobs, (*in_turn(*takes), (script("w1", each), script("w2", each))))
         if pieces.lease is not None:
             # What a statement with an old snapshot does not see any more it still locks.
             over = (advance(past(pieces.lease)), *(do for _, dos in pieces.reaper() for do in dos))

@@ -53,7 +53,7 @@ BATCH = 2  # jobs of a claim, where a job's life is led in batches
 MOST_HELD = 12  # jobs that others hold
 WORN = 0.5  # of the programs
 AHEAD = 3  # times as many programs first of an act of several statements
-BEATS = 6  # one after the other
+OFTEN = 6  # times that somebody does the same, one after the other
 REST = 40 * DAY  # seconds of a wait that has doubled a score of times
 RESERVE = 6  # jobs that come later, more than any program enqueues
 _EARLY, _LATER = 0.3, 0.6  # of a lease
@@ -371,9 +371,11 @@ class Space:
         for at in self.situations:
             for deed in self._acts(at):
                 for n, look in enumerate(self._looks(deed)):
-                    # What is left behind by a worker that has beaten often does not add up.
-                    times = BEATS if n and deed.do.kind == "heartbeat" else 1
-                    stage = (script(deed.actor, *[deed.do] * times),)
+                    # What is left behind by a worker that has beaten often does not add up, and
+                    # maintenance that comes to nothing does so however often.
+                    idle = deed.do.kind in MAINTENANCE and deed.after.key == at.key
+                    often = idle or (n > 0 and deed.do.kind == "heartbeat")
+                    stage = (script(deed.actor, *[deed.do] * (OFTEN if often else 1)),)
                     make = partial(self._program, at, stage, look)
                     what = (self._role(at, deed), deed.do.kind, n)
                     kind = (self.batch, *self._stands(at), *what)
