@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from importlib.resources import as_file, files
 from pathlib import Path
 
@@ -25,7 +26,19 @@ FASTEST = (REFERENCE, "lease_table", "lease_batch", LIMIT)
 ROUNDS, SECONDS = 3, 0.5  # for a run of ten minutes
 CONVOY = (REFERENCE, "for_update", "nowait")
 HOLD = 0.005  # seconds
+REAL = {
+    "PgQueuer": "PgQueuer (library)",
+    "Procrastinate": "Procrastinate (library)",
+    "pg_boss_worker": "pg-boss (library)",
+    "graphile_worker": "graphile-worker (library)",
+}
+"""Real queues, as their projects write them."""
 REMARKS = (
+    (
+        "Libraries run through their own code, in Python or Node, and do more for a job; strategies"
+        " run as SQL through the harness. So a library's figure also has its driver's and process's"
+        " time in it."
+    ),
     (
         "Why skip_locked does less with more workers and large batches: each claim reads the index"
         " from its front, past the jobs that others hold or have just claimed, and tries the lock"
@@ -97,8 +110,15 @@ def _measured(options: argparse.Namespace, errors: Console) -> BenchReport:
     return report
 
 
+def named(report: BenchReport) -> BenchReport:
+    """The report with the names that readers know."""
+    entries = [replace(one, queue=REAL.get(one.queue, one.queue)) for one in report.entries]
+    return BenchReport(report.method, entries)
+
+
 def pages(report: BenchReport) -> dict[str, str]:
     """The page that answers, and the one with all the other figures, by their names."""
+    report = named(report)
     whole = render.markdown(report, "throughput.svg", REMARKS)
     answers, mark, others = whole.partition("## Claim latency")
     more = "Latencies, counters and the method: [all figures](throughput-figures.md).\n"
@@ -128,7 +148,7 @@ def main(arguments: list[str] | None = None) -> int:
         # The page comes last, so that it never shows a chart that is not there.
         for name, content in (
             *(() if options.redraw else [("throughput.json", report.to_json())]),
-            ("throughput.svg", render.svg(report)),
+            ("throughput.svg", render.svg(named(report))),
             *pages(report).items(),
         ):
             path = options.results / name
