@@ -30,11 +30,11 @@ def test_guarantees_and_options_are_spelt_as_they_are(capsys: pytest.CaptureFixt
     run(["check", "--help"])
     run(["replay", "--help"])
     known = set(re.findall(r"--[a-z-]+", capsys.readouterr().out))
-    lines = [line for line in re.findall(r"`([^`\n]+)`", README) if line.startswith("--")]
-    named = {line.split()[0] for line in lines if not line.startswith("--queueproof")}
+    lines = re.findall(r"queueproof (?:check|replay) .*", README)
+    named = set(re.findall(r" (--[a-z-]+)", " ".join(lines)))
     assert named
     assert named <= known
-    ids = re.findall(r"`queueproof explain ([\w-]+)`", README)
+    ids = re.findall(r"queueproof explain ([\w-]+)", README)
     assert ids
     assert set(ids) <= set(CATALOGUE)
 
