@@ -47,7 +47,7 @@ and shows the exact steps.
 
   queueproof init jobs.sql --from-schema schema.sql  propose a queue file
   queueproof check jobs.sql --profile quick          judge it
-  queueproof explain fencing                         how it breaks and is kept
+  queueproof explain fencing                         what it means, and how to get it right
 
 All commands: queueproof --help"""
 
@@ -71,7 +71,7 @@ def _options(
 _GROUPS: Mapping[str, Mapping[str, Callable[..., int | None]]] = {
     "Begin": {"init": init, "check": check},
     "Understand a verdict": {"explain": explain, "replay": replay, "show": show},
-    "Mend, and keep it so": {"watch": watch, **GOING_ON},
+    "Fix, and keep it so": {"watch": watch, **GOING_ON},
     "Measure and report": {"bench": bench, "report": report},
     "Look up": {"guarantees": guarantees, "doctor": doctor, "schema": schema, "help": tell},
 }
@@ -83,6 +83,15 @@ _EXAMPLES = {
         '"exec: node worker.mjs" --postgres container:postgres:17',
     ),
     "replay": ("jobs.sql fencing", "jobs.sql fencing.2 --export fencing.spec"),
+    "explain": ("fencing",),
+    "show": ("jobs.sql",),
+    "watch": ("jobs.sql", "jobs.sql --only fencing"),
+    "mutate": ("jobs.sql",),
+    "accept": ("jobs.sql",),
+    "guarantees": ("",),
+    "doctor": ("",),
+    "schema": ("> card.schema.json",),
+    "help": ("file-format", "check"),
     "mend": ("jobs.sql", "jobs.sql --only fencing > fencing.diff"),
     "bench": (
         "jobs.sql",
@@ -94,7 +103,9 @@ _EXAMPLES = {
 
 
 def _epilog(name: str) -> str | None:
-    told = "\n\n".join(f"- `queueproof {name} {one}`" for one in _EXAMPLES.get(name, ()))
+    told = "\n\n".join(
+        f"- `{f'queueproof {name} {one}'.strip()}`" for one in _EXAMPLES.get(name, ())
+    )
     return f"Examples:\n\n{told}" if told else None
 
 
