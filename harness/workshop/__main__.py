@@ -13,12 +13,12 @@ from rich.console import Console
 
 from queueproof.bench import render
 from queueproof.bench.bench import Group, Setting, measure
-from queueproof.bench.figures import BenchReport
+from queueproof.bench.figures import BenchReport, Series
 from queueproof.bench.load import Loaded, refuse
 from queueproof.bench.measured import Shape
 from queueproof.errors import Exit, QueueproofError
 from queueproof.queues.sqlfile import load
-from scenarios.matrix import PROGRAMS, strategy
+from scenarios.matrix import NAMES, PROGRAMS, strategy
 
 REFERENCE = "skip_locked"
 LIMIT = "at_most_once"
@@ -26,13 +26,6 @@ FASTEST = (REFERENCE, "lease_table", "lease_batch", LIMIT)
 ROUNDS, SECONDS = 3, 0.5  # for a run of ten minutes
 CONVOY = (REFERENCE, "for_update", "nowait")
 HOLD = 0.005  # seconds
-REAL = {
-    "PgQueuer": "PgQueuer (library)",
-    "Procrastinate": "Procrastinate (library)",
-    "pg_boss_worker": "pg-boss (library)",
-    "graphile_worker": "graphile-worker (library)",
-}
-"""Real queues, as their projects write them."""
 REMARKS = (
     (
         "Libraries run through their own code, in Python or Node, and do more for a job; strategies"
@@ -40,8 +33,8 @@ REMARKS = (
         " time in it."
     ),
     (
-        "Why skip_locked does less with more workers and large batches: each claim reads the index"
-        " from its front, past the jobs that others hold or have just claimed, and tries the lock"
+        "skip_locked does less with more workers and large batches, on two cores: each claim reads"
+        " the index from its front, past the jobs that others hold or have just claimed, and tries the lock"
         " of each. [The FAQ](../docs/about/faq.md) counts them, and says what to do about it."
     ),
     (
@@ -111,8 +104,13 @@ def _measured(options: argparse.Namespace, errors: Console) -> BenchReport:
 
 
 def named(report: BenchReport) -> BenchReport:
-    """The report with the names that readers know."""
-    entries = [replace(one, queue=REAL.get(one.queue, one.queue)) for one in report.entries]
+    """The report with libraries marked, under the names that their projects write."""
+
+    def name(one: Series) -> str:
+        known = NAMES.get(one.queue, NAMES.get(one.queue.removesuffix("_worker"), one.queue))
+        return f"{known} (library)" if any(run.message for run in one.runs) else one.queue
+
+    entries = [replace(one, queue=name(one)) for one in report.entries]
     return BenchReport(report.method, entries)
 
 

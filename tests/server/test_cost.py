@@ -732,15 +732,6 @@ def test_markdown_begins_with_the_answer() -> None:
     assert "- second, batches of 10 with 4 workers: it takes <one> job." in text
 
 
-def test_a_queue_that_more_workers_slow_down_is_named() -> None:
-    """Its rates stand side by side, where the most workers do less than half."""
-    loads = [(1, 1.0), (4, 1.5), (16, 4.0)]
-    entries = [Series("first", Shape(100, workers), runs(each)) for workers, each in loads]
-    (told,) = render.answers(BenchReport(METHOD, entries))
-    assert "batches of 100, on 2 cores: 100 with 1 worker, 67 with 4 workers, 25 with" in told
-    assert not render.answers(BenchReport(METHOD, entries[:2]))
-
-
 def test_the_recorded_figures_are_shown_as_they_are() -> None:
     """The page of results/ is made of its data by this code; `python -m workshop --redraw`."""
     results = ROOT / "results"

@@ -86,30 +86,10 @@ def environment(report: BenchReport) -> str:
 
 
 def answers(report: BenchReport) -> list[str]:
-    """What the figures come to, where no table says it: the fastest queue, and who slows down."""
+    """What the figures come to: the fastest queue."""
     if report.method.get("pace", {}).get("rate"):
         return []  # all of them do what they are given
-    return _most(report) + _falls(report)
-
-
-def _falls(report: BenchReport) -> list[str]:
-    """A sentence for each load of which the most workers do less than half of what fewer do."""
-    loads: dict[tuple[str, int], list[Series]] = {}
-    for entry in sorted(report.entries, key=lambda one: one.shape.workers):
-        if entry.runs and not entry.shape.hold:
-            loads.setdefault((entry.queue, entry.shape.batch), []).append(entry)
-    told = []
-    for (queue, batch), entries in loads.items():
-        if entries[-1].rate < max(one.rate for one in entries) / 2:
-            rates = (
-                f"{numbers.median(one.rates)} with {numbers.workers(one.shape.workers)}"
-                for one in entries
-            )
-            told.append(
-                f"**More workers do less** where {queue} claims in batches of {batch}, on"
-                f" {report.method['cores']} cores: {', '.join(rates)} (jobs/s)."
-            )
-    return told
+    return _most(report)
 
 
 def _most(report: BenchReport) -> list[str]:

@@ -9,9 +9,10 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from itertools import takewhile
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import Annotated, Any, NoReturn
 
 import typer
+from typer.core import TyperArgument, TyperOption
 
 from queueproof.cli.bench import bench
 from queueproof.cli.check import check
@@ -31,6 +32,15 @@ app = typer.Typer(
     rich_markup_mode="markdown",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+
+
+def _kind(self: Any, _: object) -> str:  # noqa: ANN401 - a parameter of typer's
+    """What a value is, in help texts: Python's types say nothing to a reader."""
+    numeric = self.type_descriptor.annotation in {int, float}
+    return "|".join(self.type_descriptor.choices or ()) or "N" * numeric
+
+
+TyperArgument.display_type = TyperOption.display_type = _kind  # type: ignore[method-assign]
 
 
 def _show_version(value: bool) -> None:  # noqa: FBT001 - typer's signature
@@ -88,8 +98,6 @@ _EXAMPLES = {
     "watch": ("jobs.sql", "jobs.sql --only fencing"),
     "mutate": ("jobs.sql",),
     "accept": ("jobs.sql",),
-    "guarantees": ("",),
-    "doctor": ("",),
     "schema": ("> card.schema.json",),
     "help": ("file-format", "check"),
     "mend": ("jobs.sql", "jobs.sql --only fencing > fencing.diff"),

@@ -46,7 +46,7 @@ def bench(
             "--compare",
             metavar="",
             help="Say whether the second of two queues is faster or slower than the first. Both are"
-            " measured alternately until that is sure, or --budget ends. Uses 4 workers and batch 10"
+            " measured alternately until that is sure, or --budget ends. Uses 4 workers, batch 10"
             " (1 if a claim takes one job) unless --workers and --batch say otherwise.",
         ),
     ] = False,
@@ -127,7 +127,7 @@ def bench(
         Path | None, typer.Option(metavar="FILE", help="Write the figures as JSON; - is stdout.")
     ] = None,
 ) -> int:
-    """Measure jobs per second, claim latency, and buffers, WAL and round trips per job.
+    """Measure jobs/s, the latency of a claim, and buffers, WAL and round trips per job.
 
     Ctrl-C ends it; the completed rounds are shown. Exits 1 when a condition of --fail-if is true.
     """

@@ -79,7 +79,7 @@ Postgres: TypeAlias = Annotated[
     str | None, _option(SERVER, _POSTGRES, metavar="SOURCE", show_default=_EMBEDDED)
 ]
 _TRUST = (
-    "Run the queue's SQL as a superuser. Dangerous: it may do anything on the server and its machine."
+    "Run the queue's SQL as a superuser. Dangerous: it may do anything on the server's machine."
     " Required if the DSN is a superuser's and the server has other people's databases."
 )
 Trust: TypeAlias = Annotated[bool, _option(SERVER, _TRUST, "--trust", metavar="")]

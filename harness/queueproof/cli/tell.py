@@ -46,7 +46,7 @@ def tell(
         ),
     ] = None,
 ) -> None:
-    """Print a topic of the reference (file-format, program, class, rules), or a command's options."""
+    """Print a topic of the reference (file-format, program ...), or a command's options."""
     commands = context.find_root().command
     command = topic and commands.get_command(context, topic)  # type: ignore[attr-defined]
     if topic is not None and command:
