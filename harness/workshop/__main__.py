@@ -33,9 +33,10 @@ REMARKS = (
         " time in it."
     ),
     (
-        "skip_locked does less with more workers and large batches, on two cores: each claim reads"
-        " the index from its front, past the jobs that others hold or have just claimed, and tries the lock"
-        " of each. [The FAQ](../docs/about/faq.md) counts them, and says what to do about it."
+        "skip_locked does less with more workers and large batches, on two cores: each claim "
+        "reads the index from its front, past the jobs that others hold or have just claimed, and"
+        " tries the lock of each. [The FAQ](../docs/about/faq.md) counts them, and says what to "
+        "do about it."
     ),
     (
         "lease_batch and lease_table have `complete_and_claim`: one statement completes a batch and"

@@ -57,7 +57,7 @@ and shows the exact steps.
 
   queueproof init jobs.sql --from-schema schema.sql  propose a queue file
   queueproof check jobs.sql --profile quick          judge it
-  queueproof explain fencing                         what it means, and how to get it right
+  queueproof explain fencing                         what it means, and a fix
 
 All commands: queueproof --help"""
 
