@@ -68,7 +68,13 @@ FOLDERS: Mapping[str, str] = {
 }
 LANGUAGES: Mapping[str, str] = {".sql": "postgresql", ".py": "python", ".mjs": "javascript"}
 
-SEARCH = {"index": 3, "guarantees/": 4, "howto/": 2, "tutorial": 2, "about/faq": 2}
+SEARCH: dict[str, float] = {
+    "index": 3,
+    "guarantees/": 4,
+    "howto/": 2,
+    "tutorial": 2,
+    "about/faq": 2,
+}
 SEARCH |= {"about/contributing": 0.5, "reference/": 0.7, "queues/": 0, "stories/": 0}
 """What a hit on a page counts for in the search, by how its place begins; 0: it is left out."""
 

@@ -40,7 +40,7 @@ def _kind(self: Any, _: object) -> str:  # noqa: ANN401 - a parameter of typer's
     return "|".join(self.type_descriptor.choices or ()) or "N" * numeric
 
 
-TyperArgument.display_type = TyperOption.display_type = _kind  # type: ignore[method-assign]
+TyperArgument.display_type = TyperOption.display_type = _kind  # type: ignore[assignment, method-assign]
 
 
 def _show_version(value: bool) -> None:  # noqa: FBT001 - typer's signature
