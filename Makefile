@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 with    = $(addprefix $(VENV)/.with-,$(1))  # extras of pyproject.toml
-ADDRESSES := pyproject.toml $(wildcard docs/ci/*.yml)
+ADDRESSES := README.md docs/index.md pyproject.toml $(wildcard docs/ci/*.yml)
 WITHOUT_MORE := not browser and not container and not node and not pgbouncer
 
 unexport PYTHONDONTWRITEBYTECODE  # some machines set it, and each of hundreds of processes compiles all anew
@@ -44,7 +44,7 @@ release: $(call with,release)  ## what an index takes, in dist/: README's links 
 	git clone -q . build/release
 	address=$$(sed -n 's/^Source = "\(.*\)"/\1/p' pyproject.toml) && cd build/release && sed -i -E \
 	  -e "s,\]\((docs/assets/),]($$address/raw/HEAD/\1," \
-	  -e "s,\]\((docs|results|strategies|action\.yml|[A-Z]+\.md),]($$address/blob/HEAD/\1,g" README.md
+	  -e "s,\]\((docs|harness|results|strategies|action\.yml|[A-Z]+\.md),]($$address/blob/HEAD/\1,g" README.md
 	cd build/release && ../../$(BIN)/python -m build --outdir ../../dist
 	$(BIN)/twine check --strict dist/*
 	@echo "Left to do: tag it and push the tag; $(BIN)/twine upload dist/*"
@@ -62,6 +62,7 @@ types: $(call with,dev)
 	$(BIN)/mypy
 
 docs: $(call with,docs)             ## the site, strictly: every link and anchor leads somewhere; writes site/
+	PYTHONPATH=harness $(BIN)/python -m workshop.guarantees
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build   # --quiet would let warnings pass
 
 node: strategies/peers/node_modules/.package-lock.json

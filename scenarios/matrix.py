@@ -104,6 +104,20 @@ PROGRAMS: Mapping[str, Program] = {
     ),
 }
 """Real queues; a patient one has many retries, for what their number does to the backoff."""
+NAMES: Mapping[str, str] = {
+    "graphile_worker": "graphile-worker",
+    "inferable": "Inferable",
+    "oban": "Oban",
+    "pg_boss": "pg-boss",
+    "pgmq": "PGMQ",
+    "pgqueuer": "PgQueuer",
+    "pgqueuer_patient": "PgQueuer, 60 retries",
+    "procrastinate": "Procrastinate",
+    "production_jobs": "Code Notes, an article",
+    "river": "River",
+    "solid_queue": "Solid Queue",
+}
+"""Somebody else's queues as their makers write them, by their files' names."""
 _FIRST = "skip_locked"
 
 

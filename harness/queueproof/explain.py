@@ -88,6 +88,7 @@ def facts(guarantee: Guarantee) -> dict[str, str]:
     asks = f"enqueue and claim; {guarantee.asks}" if guarantee.asks else "enqueue and claim"
     return {
         "Why it matters": f"{guarantee.why[0].upper()}{guarantee.why[1:]}.",
+        "Also called": f"{guarantee.called}.",
         "How it breaks": guarantee.wild,
         "How to mend it": guarantee.safe,
         "See": guarantee.source,

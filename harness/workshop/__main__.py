@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from importlib.resources import as_file, files
 from pathlib import Path
 
@@ -12,12 +13,12 @@ from rich.console import Console
 
 from queueproof.bench import render
 from queueproof.bench.bench import Group, Setting, measure
-from queueproof.bench.figures import BenchReport
+from queueproof.bench.figures import BenchReport, Series
 from queueproof.bench.load import Loaded, refuse
 from queueproof.bench.measured import Shape
 from queueproof.errors import Exit, QueueproofError
 from queueproof.queues.sqlfile import load
-from scenarios.matrix import PROGRAMS, strategy
+from scenarios.matrix import NAMES, PROGRAMS, strategy
 
 REFERENCE = "skip_locked"
 LIMIT = "at_most_once"
@@ -27,9 +28,15 @@ CONVOY = (REFERENCE, "for_update", "nowait")
 HOLD = 0.005  # seconds
 REMARKS = (
     (
-        "Why skip_locked does less with more workers and large batches: each claim reads the index"
-        " from its front, past the jobs that others hold or have just claimed, and tries the lock"
-        " of each. [The FAQ](../docs/about/faq.md) counts them, and says what to do about it."
+        "Libraries run through their own code, in Python or Node, and do more for a job; strategies"
+        " run as SQL through the harness. So a library's figure also has its driver's and process's"
+        " time in it."
+    ),
+    (
+        "skip_locked does less with more workers and large batches, on two cores: each claim "
+        "reads the index from its front, past the jobs that others hold or have just claimed, and"
+        " tries the lock of each. [The FAQ](../docs/about/faq.md) counts them, and says what to "
+        "do about it."
     ),
     (
         "lease_batch and lease_table have `complete_and_claim`: one statement completes a batch and"
@@ -97,8 +104,20 @@ def _measured(options: argparse.Namespace, errors: Console) -> BenchReport:
     return report
 
 
+def named(report: BenchReport) -> BenchReport:
+    """The report with libraries marked, under the names that their projects write."""
+
+    def name(one: Series) -> str:
+        known = NAMES.get(one.queue, NAMES.get(one.queue.removesuffix("_worker"), one.queue))
+        return f"{known} (library)" if any(run.message for run in one.runs) else one.queue
+
+    entries = [replace(one, queue=name(one)) for one in report.entries]
+    return BenchReport(report.method, entries)
+
+
 def pages(report: BenchReport) -> dict[str, str]:
     """The page that answers, and the one with all the other figures, by their names."""
+    report = named(report)
     whole = render.markdown(report, "throughput.svg", REMARKS)
     answers, mark, others = whole.partition("## Claim latency")
     more = "Latencies, counters and the method: [all figures](throughput-figures.md).\n"
@@ -128,7 +147,7 @@ def main(arguments: list[str] | None = None) -> int:
         # The page comes last, so that it never shows a chart that is not there.
         for name, content in (
             *(() if options.redraw else [("throughput.json", report.to_json())]),
-            ("throughput.svg", render.svg(report)),
+            ("throughput.svg", render.svg(named(report))),
             *pages(report).items(),
         ):
             path = options.results / name

@@ -41,6 +41,7 @@ from queueproof.report.terminal import summary
 from scenarios import matrix
 from scenarios.matrix import (
     MARKS,
+    NAMES,
     PROFILE,
     PROGRAMS,
     REMARKS,
@@ -85,6 +86,11 @@ class Row:
         return self.name.rpartition("/")[2]
 
     @property
+    def title(self) -> str:
+        """What a reader knows it by."""
+        return NAMES.get(self.stem, self.stem) if self.peer else self.stem
+
+    @property
     def link(self) -> str:
         """Its file, from the matrix."""
         if self.name in PROGRAMS:
@@ -110,6 +116,16 @@ class Row:
         """The guarantees that it breaks, but for what its own file declares."""
         return [id_ for id_, verdict in self.verdicts.items() if verdict == "broken"]
 
+    def breaks(self) -> str:
+        """What it breaks, and what of that its project says itself."""
+        told = []
+        for id_, verdict in self.verdicts.items():
+            if verdict in {"broken", "accepted"}:
+                remark = self._remark(id_)
+                said = remark is not None and remark.documented in {"by design", "reported"}
+                told.append(f"`{id_}`{' (documented)' if said else ''}")
+        return ", ".join(told) or "nothing"
+
     def mark(self, guarantee: str) -> str:
         """The cell of a guarantee; empty where it was not asked for."""
         if guarantee not in self.verdicts:
@@ -118,7 +134,11 @@ class Row:
         remark = self._remark(guarantee)
         if remark is not None and remark.documented == "model only":
             mark += "\\*"
-        return f"[{mark}]({self.links[guarantee]})" if guarantee in self.links else mark
+        return self._linked(mark, guarantee) if guarantee in self.links else mark
+
+    def _linked(self, words: str, guarantee: str) -> str:
+        """Words that lead to a story on the site: the file that holds it is not to be read."""
+        return f"<!--[-->{words}<!--]({self.links[guarantee]})-->"
 
     def kept(self) -> str:
         """Whether the promise holds, and what it breaks by."""
@@ -138,7 +158,7 @@ class Row:
         """A link to a story, in its own words."""
         reason = next(j.reason for j in self.card.guarantees if j.id == guarantee)
         if guarantee in self.links:
-            return f"[{reason}]({self.links[guarantee]})".replace("|", "\\|")
+            return self._linked(reason.replace("|", "\\|"), guarantee)
         return f"{MARKS[self.verdicts[guarantee]]} {reason}"
 
     def rest(self) -> str:

@@ -54,7 +54,7 @@ PLACES: Mapping[str, str] = {
     "harness/queueproof/cli/app.py": "reference/command-line.md",
     "harness/queueproof/report/card.schema.json": "reference/card.md",
     "strategies": "queues/index.md",
-    "strategies/broken": "stories/index.md",
+    "strategies/broken": "stories/all.md",
     "strategies/deploy": "queues/index.md#deploy",
     "strategies/peers": "queues/index.md#peers",
     "strategies/sound": "queues/index.md#sound",
@@ -67,6 +67,16 @@ FOLDERS: Mapping[str, str] = {
     "peers": "Designs of real queues, and workers that drive real libraries.",
 }
 LANGUAGES: Mapping[str, str] = {".sql": "postgresql", ".py": "python", ".mjs": "javascript"}
+
+SEARCH: dict[str, float] = {
+    "index": 3,
+    "guarantees/": 4,
+    "howto/": 2,
+    "tutorial": 2,
+    "about/faq": 2,
+}
+SEARCH |= {"about/contributing": 0.5, "reference/": 0.7, "queues/": 0, "stories/": 0}
+"""What a hit on a page counts for in the search, by how its place begins; 0: it is left out."""
 
 REPOSITORIES: Mapping[str, str] = {
     "dbos-transact-py": "dbos-inc",
@@ -92,7 +102,8 @@ _LINK = re.compile(r"(?<=\]\()(?!https?:|#)([^)#\s]+)(#[^)\s]*)?(?=\))")
 def on_config(config: MkDocsConfig) -> None:
     """Put the page of each guarantee into the navigation."""
     nav: Any = config.nav
-    section = next(entry for entry in nav if "Guarantees" in entry)
+    sections = itertools.chain(*(part for entry in nav for part in entry.values()))
+    section = next(one for one in sections if isinstance(one, dict) and "Guarantees" in one)
     section["Guarantees"] += [{name: f"guarantees/{name}.md"} for name in CATALOGUE]
 
 
@@ -144,6 +155,8 @@ def on_page_markdown(markdown: str, page: Page, **_: object) -> str:
         page: Where it stands.
     """
     name = page.file.src_uri
+    weight = next((one for place, one in SEARCH.items() if name.startswith(place)), 1)
+    page.meta["search"] = {"boost": weight} if weight else {"exclude": True}
     return markdown if page.file.generated_by else _with_links(markdown, f"docs/{name}", name)
 
 
@@ -184,7 +197,8 @@ def _with_links(markdown: str, source: str, place: str) -> str:
         way = posixpath.relpath(there, posixpath.dirname(place))
         return way + (f"#{anchor}" if anchor else found[2] or "")
 
-    return _LINK.sub(on_site, markdown)
+    # What is only for the site is a comment elsewhere.
+    return _LINK.sub(on_site, re.sub(r"<!--(.*?)-->", r"\1", markdown, flags=re.DOTALL))
 
 
 def _source(name: str) -> str:
@@ -221,7 +235,7 @@ def _place(target: str, fragment: str = "") -> str | None:
     """Where on the site a file of the repository is; with an anchor where it is part of a page."""
     if target == f"results/{STORIES}":
         queue, _, guarantee = fragment.removeprefix("#").partition(".")
-        return f"stories/{guarantee}.md#{queue}" if guarantee else "stories/index.md"
+        return f"stories/{guarantee}.md#{queue}" if guarantee else "stories/all.md"
     if target == "harness/queueproof/guarantees":
         return f"guarantees/{fragment.removeprefix('#') or 'index'}.md"
     path = Path(target)
@@ -277,7 +291,7 @@ def _guarantees() -> str:
     )
     return (
         "# Guarantees\n\nWhat a queue is judged by. Each page has what `queueproof explain` prints,"
-        f" and a story.\n\n| id | |\n|---|---|\n{rows}\n"
+        f" and a story.\n\n| id | what it says |\n|---|---|\n{rows}\n"
     )
 
 
@@ -292,6 +306,8 @@ def _guarantee(guarantee: Guarantee) -> str:
     parts = [
         f"# {guarantee.id}",
         f"**{_plain(guarantee.sentence)}** {_plain(known.pop('Why it matters'))}",
+        f"Also called: {_plain(known.pop('Also called'))}",
+        "## An example { data-search-exclude }",
         _plain(shown.why),
         _drawn(_told(recorded[0])),
         (
@@ -300,7 +316,7 @@ def _guarantee(guarantee: Guarantee) -> str:
         ),
         "## How to mend it",
         _mended(known.pop("How to mend it")),
-        "In the queue above:",
+        "## The example, mended { data-search-exclude }",
         _fenced("diff", shown.diff),
     ]
     for heading, words in known.items():
@@ -419,9 +435,9 @@ def _stories() -> Iterator[tuple[str, str]]:
                     whole = f"{_fenced('text', text.to_text(story))}\n\n{once_more}"
                     parts.append(_folded(line.reason, whole))
         rows.append(f"| [{name}]({name}.md) | {len(queues)} | {', '.join(queues)} |")
-        yield f"stories/{name}.md", _unsearched("\n\n".join(parts))
+        yield f"stories/{name}.md", "\n\n".join(parts)
     index[-1] += "\n" + "\n".join(rows)
-    yield "stories/index.md", "\n\n".join(index)
+    yield "stories/all.md", "\n\n".join(index)
 
 
 # --- the reference ------------------------------------------------------------------------------
@@ -487,11 +503,6 @@ def _plain(words: str) -> str:
 def _wide(content: str) -> str:
     """A page without its table of contents, so that no line of code is cut."""
     return f"---\nhide: [toc]\n---\n{content}"
-
-
-def _unsearched(content: str) -> str:
-    """A page that the search leaves out."""
-    return f"---\nsearch: {{exclude: true}}\n---\n{content}"
 
 
 def _fenced(language: str, code: str) -> str:

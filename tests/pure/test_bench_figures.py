@@ -152,9 +152,9 @@ def test_a_budget_that_is_none_is_refused(text: str) -> None:
     [
         (30835, 3000, "31,000"),
         (30835, 40000, "30,000"),
-        (30835, 20, "30,800"),
+        (30835, 20, "31,000"),
         (30835, None, "31,000"),
-        (1.0493, 0.02, "1.05"),
+        (1.0493, 0.02, "1.0"),
         (0.00123, 0.0002, "0.0012"),
         (0, 1, "0"),
     ],
@@ -162,7 +162,7 @@ def test_a_budget_that_is_none_is_refused(text: str) -> None:
 def test_a_figure_has_the_digits_that_its_spread_allows(
     value: float, spread: float | None, shown: str
 ) -> None:
-    """The last digit is the first uncertain one; there are three at most, two without a spread."""
+    """The last digit is the first uncertain one; there are two at most."""
     assert shown == numbers.rounded(value, spread)
 
 

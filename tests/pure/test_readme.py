@@ -13,6 +13,7 @@ from queueproof.errors import ClassError, Exit, FormatError, QueueError
 from queueproof.guarantees.catalogue import CATALOGUE
 from queueproof.queues.worker import WorkerError
 from tests.fix_places import ROOT
+from workshop import guarantees
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 
@@ -29,16 +30,21 @@ def test_guarantees_and_options_are_spelt_as_they_are(capsys: pytest.CaptureFixt
     run(["check", "--help"])
     run(["replay", "--help"])
     known = set(re.findall(r"--[a-z-]+", capsys.readouterr().out))
-    lines = [line for line in re.findall(r"`([^`\n]+)`", README) if line.startswith("--")]
-    named = {line.split()[0] for line in lines if not line.startswith("--queueproof")}
+    lines = re.findall(r"queueproof (?:check|replay) .*", README)
+    named = set(re.findall(r" (--[a-z-]+)", " ".join(lines)))
     assert named
     assert named <= known
-    ids = re.findall(r"`queueproof explain ([\w-]+)`", README)
+    ids = re.findall(r"queueproof explain ([\w-]+)", README)
     assert ids
     assert set(ids) <= set(CATALOGUE)
 
 
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+PAGES = [
+    ROOT / "README.md",
+    ROOT / "CONTRIBUTING.md",
+    *sorted((ROOT / "strategies").rglob("README.md")),
+    *sorted((ROOT / "docs").rglob("*.md")),
+]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
@@ -47,6 +53,11 @@ def test_links_lead_to_files_of_the_checkout(page: Path) -> None:
     links = re.findall(r"\]\(([^)#\s]+)", page.read_text(encoding="utf-8"))
     near = [link for link in links if "://" not in link]
     assert [link for link in near if not (page.parent / link).exists()] == []
+
+
+def test_the_page_of_the_guarantees_is_up_to_date() -> None:
+    """`make docs` writes it."""
+    assert guarantees.PAGE.read_text(encoding="utf-8") == guarantees.readme()
 
 
 def test_readme_is_read_in_a_minute() -> None:

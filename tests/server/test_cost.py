@@ -54,7 +54,7 @@ from tests.fix_loads import (
 )
 from tests.fix_places import ROOT, STRATEGIES
 from tests.fix_programs import PATIENCE, finished
-from workshop.__main__ import HOLD, main, pages, peers, plan, strategies
+from workshop.__main__ import HOLD, main, named, pages, peers, plan, strategies
 from workshop.yardstick import compared, pgbench
 
 
@@ -642,12 +642,12 @@ def test_a_report_with_a_limit_says_what_share_of_it_each_queue_does() -> None:
     found = report()
     found.method = {**found.method, "limit": "first"}
     page = render.markdown(found)
-    assert "## Of what is possible, 4 workers\n\n| strategy | batch 1 |" in page
+    assert "## Share of the upper bound, 4 workers\n\n| strategy | batch 1 |" in page
     assert "| second | 0.5 ±25% |" in page
-    most = "**second does most.** With 4 workers it completes 0.5 times as many jobs as first in"
-    assert f"{most} batches of 1, which is 0.5 of what is possible: first takes its" in page
-    assert next(one.title for one in chart.charts(found)) == "Of what is possible"
-    assert "Of what is possible" not in render.markdown(report())
+    most = "**second is the fastest queue that keeps its jobs.** With 4 workers it does 0.5 times"
+    assert f"{most} the jobs/s of first in batches of 1. That is 50 % of the upper bound" in page
+    assert next(one.title for one in chart.charts(found)) == "Share of the upper bound"
+    assert "upper bound" not in render.markdown(report())
 
 
 def test_pytest_benchmark_reads_the_json(tmp_path: Path) -> None:
@@ -666,7 +666,7 @@ def test_markdown_begins_with_the_answer() -> None:
     A figure without fsync is not to be taken for one with it.
     """
     text = render.markdown(report(), "chart.svg")
-    order = ["as a multiple of that: second", "(chart.svg)", "## Jobs/s, 4 workers"]
+    order = ["2 shared cores", "(chart.svg)", "## Jobs/s, 4 workers"]
     order += ["## Method", "fsync=on"]
     assert order == sorted(order, key=text.index)
     assert "| first | 100 ±25% | 1,000 ±0% |" in text
@@ -674,29 +674,9 @@ def test_markdown_begins_with_the_answer() -> None:
     assert "| 16 | 1 | 5 ms | second | 6.7 (1 round) | 0.067x (0.067 to 0.067) | 50% |" in text
     assert "| 16 | 1 | none | second | 25 (1 round) | 0.25x (0.25 to 0.25) | 50% |" in text
     assert "300 (**38%**)" in text
-    assert "- second at batch/workers 10/4: it takes <one> job." in text
+    assert "- second, batches of 10 with 4 workers: it takes <one> job." in text
     loose = BenchReport(METHOD | {"durable": False}, report().entries)
     assert ["not durable" in one for one in (text, render.markdown(loose))] == [False, True]
-
-
-def test_queues_within_the_noise_are_not_ranked() -> None:
-    """Those whose rounds overlap stand together; a queue like the first one is told as such."""
-    rounds = {"first": (1.0, 1.0, 1.1), "alike": (1.0, 1.05, 1.1)}
-    rounds |= {"fast": (0.50, 0.52, 0.51), "faster": (0.51, 0.51, 0.50)}
-    entries = [Series(name, Shape(1, 4), runs(*each)) for name, each in rounds.items()]
-    told = " ".join(render.answers(BenchReport(METHOD, entries)))
-    assert "as a multiple of that: fast and faster 2.0; alike about the same." in told
-    assert "the rates of their rounds overlap" in told
-    assert "overlap" not in " ".join(render.answers(report()))
-
-
-def test_a_queue_that_more_workers_slow_down_is_named() -> None:
-    """Its rates stand side by side, where the most workers do less than half."""
-    loads = [(1, 1.0), (4, 1.5), (16, 4.0)]
-    entries = [Series("first", Shape(100, workers), runs(each)) for workers, each in loads]
-    (told,) = render.answers(BenchReport(METHOD, entries))
-    assert "first claims in batches of 100: 100 with 1 worker, 67 with 4 workers, 25 with" in told
-    assert not render.answers(BenchReport(METHOD, entries[:2]))
 
 
 def test_the_recorded_figures_are_shown_as_they_are() -> None:
@@ -705,7 +685,7 @@ def test_the_recorded_figures_are_shown_as_they_are() -> None:
     recorded = BenchReport.from_json((results / "throughput.json").read_text(encoding="utf-8"))
     for name, page in pages(recorded).items():
         assert page == (results / name).read_text(encoding="utf-8")
-    assert render.svg(recorded) == (results / "throughput.svg").read_text(encoding="utf-8")
+    assert render.svg(named(recorded)) == (results / "throughput.svg").read_text(encoding="utf-8")
 
 
 EVIL = """</script></svg><script>alert(1)</script>'"><img src=x onerror=alert(1)>"""

@@ -31,6 +31,7 @@ Panel = tuple[Any, str]  # by what panels are ordered, and the title of this one
 XMLNS = "http://www.w3.org/2000/svg"
 VERSION = "6.4"  # of Vega-Lite: the same report is drawn the same
 SHAPES = ("circle", "square", "diamond", "triangle-up", "cross", "triangle-down")
+DASHES = ([1, 0], [5, 3], [2, 2])
 DODGE = 1.035  # by which curves are moved sideways, so that their error bars stand apart
 LABELLED = (1, 2, 5)  # the ticks of a decade that have a number
 SHARES = (0.0, 25.0, 50.0, 75.0, 90.0, 95.0, 99.0, 99.5, 99.9, 99.99)
@@ -132,7 +133,7 @@ def _possible(report: BenchReport) -> Chart:
         workers = entry.shape.workers
         panel = (workers, f"{heading}, {_count(workers)}")
         rows.append(_row(entry, panel, found, f"{statistics.median(found):.2f}"))
-    return _chart("possible", rows, _names(report), _height)
+    return _chart("possible", rows, report.names(), _height)
 
 
 def _by(kind: str, report: BenchReport) -> Chart:
@@ -145,14 +146,16 @@ def _by(kind: str, report: BenchReport) -> Chart:
     rows = []
     for entry in shown:
         number = getattr(entry.shape, apart)
-        panel = (number, _count(number, apart))
+        # Real queues have a panel of their own: they do more for a job, and curves stay apart.
+        real = any(run.message for run in entry.runs)
+        panel = ((number, real), _count(number, apart) + ", real queues" * real)
         rows.append(_rate(entry, panel, x=getattr(entry.shape, kind)))
     points = Counter((row["panel"], row["queue"]) for row in rows)
     curved = {panel for (panel, _), number in points.items() if number > 1}
     # Beside curves a point alone, and its name, would stand among those of others.
     alone = {one for one, number in points.items() if number == 1 and one[0] in curved}
     rows = [row for row in rows if (row["panel"], row["queue"]) not in alone]
-    return _curves(kind, rows, _names(report))
+    return _curves(kind, rows, report.names())
 
 
 def _convoy(report: BenchReport) -> Chart:
@@ -169,7 +172,7 @@ def _convoy(report: BenchReport) -> Chart:
             "height": SIZES["around_bars"] + SIZES["bar"] * len(rows),
         }
 
-    return _chart("convoy", rows, _names(report), special)
+    return _chart("convoy", rows, report.names(), special)
 
 
 def _latency(report: BenchReport) -> Chart:
@@ -183,7 +186,7 @@ def _latency(report: BenchReport) -> Chart:
             values = [1000 * getattr(run, share) for run in runs]
             told = f"{share} {statistics.median(values):.3g} ms"
             rows.append(_row(entry, panel, values, told, share=share))
-    return _chart("latency", rows, _names(report), lambda mine: _height(mine) | _limits(rows))
+    return _chart("latency", rows, report.names(), lambda mine: _height(mine) | _limits(rows))
 
 
 def _open_loop(report: BenchReport) -> Chart:
@@ -200,7 +203,7 @@ def _open_loop(report: BenchReport) -> Chart:
             told = f"p{share:g} {ms:.3g} ms"
             panel = (entry.shape, _shape(entry.shape))
             rows.append(_row(entry, panel, found, told, x=100 / (100 - share)) | {"y": ms})
-    return _curves("open_loop", rows, _names(report))
+    return _curves("open_loop", rows, report.names())
 
 
 def _endurance(report: BenchReport) -> Chart:
@@ -228,7 +231,7 @@ def _counters(report: BenchReport) -> Chart:
         for number, name in enumerate(COUNTERS)
         if name in entry.counted
     ]
-    return _chart("counted", rows, _names(report), _height)
+    return _chart("counted", rows, report.names(), _height)
 
 
 def _curves(kind: str, rows: list[Row], names: list[str]) -> Chart:
@@ -297,6 +300,7 @@ def _chart(
             "queues": names,
             "colours": {"domain": names, "range": _cycled(COLOURS["of_queues"], names)},
             "shapes": {"domain": names, "range": _cycled(SHAPES, names)},
+            "dashes": {"domain": names, "range": _dashes(names)},
             "batches": batches,
             "colours_of_batches": _cycled(COLOURS["of_queues"], batches),
             "extent": min(SIZES["limit"], SIZES["glyph"] * longest),
@@ -373,12 +377,13 @@ def _cycled(range_: Sequence[str], domain: Sequence[object]) -> list[str]:
     return [range_[number % len(range_)] for number in range(len(domain))]
 
 
+def _dashes(names: Sequence[str]) -> list[list[int]]:
+    """Solid, until the colours begin again."""
+    return [DASHES[n // len(COLOURS["of_queues"]) % len(DASHES)] for n in range(len(names))]
+
+
 def _distinct(values: Iterable[Any]) -> list[Any]:
     return sorted(set(values))
-
-
-def _names(report: BenchReport) -> list[str]:
-    return list(dict.fromkeys(entry.queue for entry in report.entries))
 
 
 def _held(report: BenchReport) -> set[tuple[float, ...]]:

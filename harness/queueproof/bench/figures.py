@@ -69,6 +69,14 @@ class BenchReport:
     method: dict[str, Any]
     entries: list[Series]
 
+    def names(self) -> list[str]:
+        """The queues, the fastest first: under the smallest of the loads that most have."""
+        plain = [e for e in self.entries if e.runs and not e.shape.hold]
+        shapes = Counter(e.shape for e in plain)
+        shape = min(shapes, key=lambda one: (-shapes[one], one), default=None)
+        speed = {e.queue: e.rate for e in plain if e.shape == shape}
+        return sorted({e.queue: e for e in self.entries}, key=lambda name: -speed.get(name, 0))
+
     def possible(self) -> list[tuple[Series, list[float]]]:
         """Every queue's share of what is possible, round by round.
 

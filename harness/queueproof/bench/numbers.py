@@ -6,21 +6,20 @@ import math
 import statistics
 from collections.abc import Sequence
 
-MOST_DIGITS = 3  # however small the spread: no second run would give a fourth again
-ALONE = 2  # digits of a figure without a spread
+MOST_DIGITS = 2  # however small the spread
 
 
-def rounded(value: float, spread: float | None) -> str:
+def rounded(value: float, spread: float | None, digits: int = MOST_DIGITS) -> str:
     """A figure, its last digit the first that the spread makes uncertain.
 
     Args:
         value: The figure.
         spread: By how much it may be off, in its own unit; None where that is not known.
+        digits: Most of them.
     """
     if not value or not math.isfinite(value):
         return f"{value:g}"
     first = math.floor(math.log10(abs(value)))
-    digits = ALONE if spread is None else MOST_DIGITS
     last = first - digits + 1
     if spread:
         last = max(last, min(first, math.floor(math.log10(spread))))

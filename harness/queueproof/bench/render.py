@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import re
 import statistics
-from collections import Counter
 from collections.abc import Sequence
 from importlib.resources import files
 from typing import TYPE_CHECKING, NamedTuple
@@ -22,6 +21,7 @@ if TYPE_CHECKING:
     from types import ModuleType
 
 _DAMAGED = (ValueError, LookupError, TypeError, ArithmeticError, AttributeError, UndefinedError)
+SAID = ("fsync", "autovacuum")  # settings that stand at the top
 LACKING = {"comparison": None, "interrupted": False, "endure": 0.0, "apart": True}
 """What a report's method does not say where there was none of it, or it was not known before."""
 
@@ -50,7 +50,7 @@ def comparison(report: BenchReport) -> list[str]:
         else f"{second} is {found.verdict} than {first}"
     )
     width = (found.high - found.low) / 10  # a digit more than it allows: ends near 1 matter
-    ratio, low, high = (numbers.rounded(v, width) for v in (found.ratio, found.low, found.high))
+    ratio, low, high = (numbers.rounded(v, width, 3) for v in (found.ratio, found.low, found.high))
     ended = "sure" if found.sure else "the budget ended before it was sure"
     rule = (
         f"Rule: a signed-rank test over the rounds, at most {len(LOOKS)} planned looks, all"
@@ -76,73 +76,20 @@ def _would_have(found: Finding) -> str:
     return f"A difference of more than {most:.0%} is ruled out."
 
 
+def environment(report: BenchReport) -> str:
+    """Where the figures are from, in a line."""
+    method = report.method
+    settings = (f"{name} {method['settings'][name]}" for name in SAID if name in method["settings"])
+    parts = [method["server"], *settings, f"{method['cores']} shared cores"]
+    parts += [f"{method['rounds']} rounds"] if method.get("rounds") else []
+    return f"{', '.join(parts)}, {method['date'][:10]}. Compare ratios, not figures."
+
+
 def answers(report: BenchReport) -> list[str]:
-    """The figures in a few sentences: who does most, the others beside the first queue, and why."""
+    """What the figures come to: the fastest queue."""
     if report.method.get("pace", {}).get("rate"):
         return []  # all of them do what they are given
-    told = []
-    for held in (False, True):
-        entries = [e for e in report.entries if e.runs and (e.shape.hold > 0) is held]
-        shapes = Counter(entry.shape for entry in entries)
-        if not shapes:
-            continue
-        shape = max(shapes, key=lambda one: (shapes[one], one))
-        base, *others = (entry for entry in entries if entry.shape == shape)
-        others = [one for one in others if one.ratios(base)]
-        if base.queue != report.entries[0].queue or not others:
-            continue
-        spread = (max(base.rates) - min(base.rates)) / 2
-        hold = shape.held(", each claim held open for ")
-        told.append(
-            f"**{numbers.workers(shape.workers)}, batches of {shape.batch}{hold}:** {base.queue}"
-            f" does {numbers.rounded(base.rate, spread)} jobs/s. The others, as a multiple of that:"
-            f" {'; '.join(_alike(others, base))}."
-        )
-    if any(" and " in one for one in told):
-        told[-1] += " Queues joined by “and” do about the same: the rates of their rounds overlap."
-    return _most(report) + told + _falls(report)
-
-
-def _alike(entries: Sequence[Series], base: Series) -> list[str]:
-    """Queues with their multiple of the base's rate; those whose rounds overlap stand together."""
-    groups: list[list[Series]] = []
-    for entry in sorted(entries, key=lambda one: -one.rate):
-        if groups and _overlap(groups[-1][0], entry):
-            groups[-1].append(entry)
-        else:
-            groups.append([entry])
-    told = []
-    for group in groups:
-        names = " and ".join(entry.queue for entry in group)
-        same = any(_overlap(entry, base) for entry in group)
-        ratios = [ratio for entry in group for ratio in entry.ratios(base)]
-        told.append(f"{names} {'about the same' if same else numbers.median(ratios)}")
-    return told
-
-
-def _overlap(one: Series, other: Series) -> bool:
-    """The slowest round of each is no faster than the fastest of the other."""
-    return min(one.rates) <= max(other.rates) and min(other.rates) <= max(one.rates)
-
-
-def _falls(report: BenchReport) -> list[str]:
-    """A sentence for each load of which the most workers do less than half of what fewer do."""
-    loads: dict[tuple[str, int], list[Series]] = {}
-    for entry in sorted(report.entries, key=lambda one: one.shape.workers):
-        if entry.runs and not entry.shape.hold:
-            loads.setdefault((entry.queue, entry.shape.batch), []).append(entry)
-    told = []
-    for (queue, batch), entries in loads.items():
-        if entries[-1].rate < max(one.rate for one in entries) / 2:
-            rates = (
-                f"{numbers.median(one.rates)} with {numbers.workers(one.shape.workers)}"
-                for one in entries
-            )
-            told.append(
-                f"**More workers do less** where {queue} claims in batches of {batch}:"
-                f" {', '.join(rates)} (jobs/s)."
-            )
-    return told
+    return _most(report)
 
 
 def _most(report: BenchReport) -> list[str]:
@@ -162,16 +109,19 @@ def _most(report: BenchReport) -> list[str]:
         for e in entries
         if e.queue != first and e.shape in bases
     ]
-    beside = f" it completes {', '.join(times)}," if times else ""
-    beside = beside.replace(" times ", f" times as many jobs as {first} ", 1)
-    told = (
-        f"**{entries[0].queue} does most.** With"
-        f" {numbers.workers(entries[0].shape.workers)}{beside} which is"
-        f" {', '.join(numbers.median(share) for _, share in best)} of what is possible:"
-        f" {report.method['limit']} takes its jobs out for good, and loses them where a worker"
-        " dies, so that no queue that keeps its jobs does more."
-    )
-    return [told]
+    workers = numbers.workers(entries[0].shape.workers)
+    beside = f" With {workers} it does {', '.join(times)}." if times else ""
+    beside = beside.replace(" times ", f" times the jobs/s of {first} ", 1)
+    reached = sorted(statistics.median(share) for _, share in best)
+    low, high = (f"{round(100 * one)}" for one in (reached[0], reached[-1]))
+    return [
+        (
+            f"**{entries[0].queue} is the fastest queue that keeps its jobs.**{beside} That is"
+            f" {low if low == high else f'{low} to {high}'} % of the upper bound:"
+            f" {report.method['limit']} deletes a job when it is claimed, and so loses the jobs of"
+            " a worker that dies."
+        )
+    ]
 
 
 def notes(report: BenchReport) -> list[str]:
@@ -179,9 +129,10 @@ def notes(report: BenchReport) -> list[str]:
     reasons: dict[tuple[str, str], list[str]] = {}
     for entry in report.entries:
         if entry.reason:
-            cell = f"{entry.shape.batch}/{entry.shape.workers}{entry.shape.held(' hold ')}"
+            workers = numbers.workers(entry.shape.workers)
+            cell = f"{entry.shape.batch} with {workers}{entry.shape.held(', hold ')}"
             reasons.setdefault((entry.queue, entry.reason), []).append(cell)
-    return [f"{q} at batch/workers {', '.join(at)}: {why}." for (q, why), at in reasons.items()]
+    return [f"{q}, batches of {', '.join(at)}: {why}." for (q, why), at in reasons.items()]
 
 
 def markdown(report: BenchReport, chart: str | None = None, remarks: Sequence[str] = ()) -> str:
@@ -192,7 +143,7 @@ def markdown(report: BenchReport, chart: str | None = None, remarks: Sequence[st
         chart: Address of the chart to show in it.
         remarks: What else there is to say of these queues.
     """
-    parts = ["# Throughput: claim to completion"]
+    parts = ["# Throughput: claim to completion", environment(report)]
     parts += [*(comparison(report) or answers(report)), *remarks]
     if chart:
         parts.append(f"![Jobs per second by batch size, workers and strategy]({chart})")

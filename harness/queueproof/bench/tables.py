@@ -50,7 +50,9 @@ class TitledTable(NamedTuple):
 
 def tables(report: BenchReport) -> list[TitledTable]:
     """Every table of a report that has a row."""
-    entries = report.entries
+    place = {name: number for number, name in enumerate(report.names())}
+    first = report.entries[0].queue if report.entries else ""
+    entries = sorted(report.entries, key=lambda one: place[one.queue])
     compared = {e.shape[:2] for e in entries if e.shape.hold}
     both = [e for e in entries if e.shape[:2] in compared]
     # A row of a matrix is a queue that was measured with all of its batch sizes.
@@ -63,8 +65,8 @@ def tables(report: BenchReport) -> list[TitledTable]:
     closed = [part for part in parts if not any(_having(part[1], lambda run: run.histogram))]
     found = [
         _possible(report),
-        *(_throughput(*part) for part in parts),
-        _comparison(both),
+        *(_throughput(*part, first) for part in parts),
+        _comparison(both, first),
         *(_latency(*part) for part in closed),
         _open_loop(entries, report.method.get("pace", {}).get("rate", 0.0)),
         _endurance(entries),
@@ -101,9 +103,9 @@ def _having(
             yield entry, runs
 
 
-def _bases(entries: Sequence[Series]) -> Mapping[Shape, Series]:
+def _bases(entries: Sequence[Series], first: str) -> Mapping[Shape, Series]:
     """The first queue under each load, with which the others are compared."""
-    return {e.shape: e for e in entries if e.queue == entries[0].queue and e.runs}
+    return {e.shape: e for e in entries if e.queue == first and e.runs}
 
 
 def _ratios(ratios: Sequence[float], times: str = "") -> str:
@@ -114,17 +116,18 @@ def _ratios(ratios: Sequence[float], times: str = "") -> str:
 
 
 def _possible(report: BenchReport) -> TitledTable:
-    shares = report.possible()
+    shares = sorted(report.possible(), key=lambda one: report.names().index(one[0].queue))
+    limit = report.method.get("limit")
     return _by_batch(
-        f"Of what is possible, {numbers.workers(shares[0][0].shape.workers if shares else 0)}",
+        f"Share of the upper bound, {numbers.workers(shares[0][0].shape.workers if shares else 0)}",
         [(entry, numbers.with_spread(share)) for entry, share in shares],
-        f"{report.method.get('limit')} = 1: a claim that takes its jobs out for good, which loses"
-        " them where a worker dies. No queue that keeps its jobs does more.",
+        f"{limit} = 1. It deletes a job when it is claimed, and so loses the jobs of a worker that"
+        " dies. No queue that keeps its jobs does more.",
     )
 
 
-def _throughput(workers: str, entries: Sequence[Series]) -> TitledTable:
-    bases = _bases(entries)
+def _throughput(workers: str, entries: Sequence[Series], first: str) -> TitledTable:
+    bases = _bases(entries, first)
 
     def figure(entry: Series) -> str:
         base = bases.get(entry.shape)
@@ -132,7 +135,8 @@ def _throughput(workers: str, entries: Sequence[Series]) -> TitledTable:
             return _rate(entry)
         return f"{_rate(entry)} ({numbers.median(entry.ratios(base))}x)"
 
-    return _by_batch(f"Jobs/s, {workers}", [(entry, figure(entry)) for entry in entries])
+    note = f"In brackets: relative to {first}." if len(entries) > len(bases) else ""
+    return _by_batch(f"Jobs/s, {workers}", [(entry, figure(entry)) for entry in entries], note)
 
 
 def _rate(entry: Series) -> str:
@@ -141,9 +145,8 @@ def _rate(entry: Series) -> str:
     return numbers.with_spread(entry.rates)
 
 
-def _comparison(entries: Sequence[Series]) -> TitledTable:
-    bases = _bases(entries)
-    base = entries[0].queue if entries else ""
+def _comparison(entries: Sequence[Series], base: str) -> TitledTable:
+    bases = _bases(entries, base)
     measured = {(entry.shape, entry.queue): entry for entry in entries}
     queues = dict.fromkeys(entry.queue for entry in entries)
     rows = []
@@ -160,7 +163,7 @@ def _comparison(entries: Sequence[Series]) -> TitledTable:
         rows.append((*load, entry.shape.held("") or "none", queue, _rate(entry), times, waits))
     return TitledTable(
         "The convoy: waiting for locks, with and without a held transaction",
-        ("workers", "batch", "hold", "strategy", "jobs/s", f"of what {base} does", "waiting"),
+        ("workers", "batch", "hold", "strategy", "jobs/s", f"relative to {base}", "waiting"),
         rows,
         "hold: how long a claim's transaction is kept open before its COMMIT, as by an ORM or a"
         f" worker that does something else in it. 0.5x: half of what {base} does, round by round;"

@@ -9,9 +9,10 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from itertools import takewhile
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import Annotated, Any, NoReturn
 
 import typer
+from typer.core import TyperArgument, TyperOption
 
 from queueproof.cli.bench import bench
 from queueproof.cli.check import check
@@ -33,6 +34,15 @@ app = typer.Typer(
 )
 
 
+def _kind(self: Any, _: object) -> str:  # noqa: ANN401 - a parameter of typer's
+    """What a value is, in help texts: Python's types say nothing to a reader."""
+    numeric = self.type_descriptor.annotation in {int, float}
+    return "|".join(self.type_descriptor.choices or ()) or "N" * numeric
+
+
+TyperArgument.display_type = TyperOption.display_type = _kind  # type: ignore[assignment, method-assign]
+
+
 def _show_version(value: bool) -> None:  # noqa: FBT001 - typer's signature
     if value:
         from queueproof import __version__
@@ -47,7 +57,7 @@ and shows the exact steps.
 
   queueproof init jobs.sql --from-schema schema.sql  propose a queue file
   queueproof check jobs.sql --profile quick          judge it
-  queueproof explain fencing                         how it breaks and is kept
+  queueproof explain fencing                         what it means, and a fix
 
 All commands: queueproof --help"""
 
@@ -71,7 +81,7 @@ def _options(
 _GROUPS: Mapping[str, Mapping[str, Callable[..., int | None]]] = {
     "Begin": {"init": init, "check": check},
     "Understand a verdict": {"explain": explain, "replay": replay, "show": show},
-    "Mend, and keep it so": {"watch": watch, **GOING_ON},
+    "Fix, and keep it so": {"watch": watch, **GOING_ON},
     "Measure and report": {"bench": bench, "report": report},
     "Look up": {"guarantees": guarantees, "doctor": doctor, "schema": schema, "help": tell},
 }
@@ -83,6 +93,13 @@ _EXAMPLES = {
         '"exec: node worker.mjs" --postgres container:postgres:17',
     ),
     "replay": ("jobs.sql fencing", "jobs.sql fencing.2 --export fencing.spec"),
+    "explain": ("fencing",),
+    "show": ("jobs.sql",),
+    "watch": ("jobs.sql", "jobs.sql --only fencing"),
+    "mutate": ("jobs.sql",),
+    "accept": ("jobs.sql",),
+    "schema": ("> card.schema.json",),
+    "help": ("file-format", "check"),
     "mend": ("jobs.sql", "jobs.sql --only fencing > fencing.diff"),
     "bench": (
         "jobs.sql",
@@ -94,7 +111,9 @@ _EXAMPLES = {
 
 
 def _epilog(name: str) -> str | None:
-    told = "\n\n".join(f"- `queueproof {name} {one}`" for one in _EXAMPLES.get(name, ()))
+    told = "\n\n".join(
+        f"- `{f'queueproof {name} {one}'.strip()}`" for one in _EXAMPLES.get(name, ())
+    )
     return f"Examples:\n\n{told}" if told else None
 
 

@@ -26,7 +26,7 @@ def bench(
         list[str],
         typer.Argument(
             metavar="QUEUE...",
-            help="As check takes them. The others are compared with the first one.",
+            help="Queues, as for check. The first one is the baseline.",
         ),
     ],
     *,
@@ -46,8 +46,8 @@ def bench(
             "--compare",
             metavar="",
             help="Say whether the second of two queues is faster or slower than the first. Both are"
-            " measured in turn until that is sure, or --budget ends. If not given: 4 workers, batch"
-            " 10 (1 if a claim takes one job).",
+            " measured alternately until that is sure, or --budget ends. Uses 4 workers, batch 10"
+            " (1 if a claim takes one job) unless --workers and --batch say otherwise.",
         ),
     ] = False,
     budget: Annotated[
@@ -65,7 +65,7 @@ def bench(
             min=0,
             max=100,
             show_default="5",
-            help="How often each queue is measured. 0: only counters are read.",
+            help="Measurements per queue. 0: read only the counters, no timing.",
         ),
     ] = None,
     rate: Annotated[
@@ -74,7 +74,7 @@ def bench(
             metavar="JOBS/S",
             min=0,
             help="An open loop: claims are due at this rate, and latency is measured from when a"
-            " claim was due. If not given: 1 job per claim, 4 workers, 5 s.",
+            " claim was due. Uses 4 workers, batch 1 and 5 s unless other options say otherwise.",
             show_default=False,
         ),
     ] = 0.0,
@@ -92,11 +92,13 @@ def bench(
     ] = 0,
     hold: Annotated[
         float,
-        typer.Option(metavar="MS", min=0, help="Keep a claim's transaction open for so long."),
+        typer.Option(
+            metavar="MS", min=0, help="Keep a claim's transaction open for MS milliseconds."
+        ),
     ] = 0.0,
     warm_up: Annotated[
         float,
-        typer.Option(metavar="S", min=0, help="Run the same load first for so long, unmeasured."),
+        typer.Option(metavar="S", min=0, help="Run the load S seconds before measuring."),
     ] = 0.0,
     endure: Annotated[
         float,
@@ -125,7 +127,7 @@ def bench(
         Path | None, typer.Option(metavar="FILE", help="Write the figures as JSON; - is stdout.")
     ] = None,
 ) -> int:
-    """Measure jobs per second, the latency of a claim, and what a job costs in counters.
+    """Measure jobs/s, the latency of a claim, and buffers, WAL and round trips per job.
 
     Ctrl-C ends it; the completed rounds are shown. Exits 1 when a condition of --fail-if is true.
     """

@@ -26,7 +26,7 @@ def check(
         typer.Argument(
             metavar="QUEUE",
             help=f"{opt.QUEUES} With several, each gets its own report files, and the exit code is"
-            " the worst. With none, those of [tool.queueproof] in pyproject.toml are checked.",
+            " the first of 4, 1, 2, 0. With none, those of [tool.queueproof] in pyproject.toml.",
             show_default=False,
         ),
     ] = None,

@@ -175,12 +175,12 @@ def _accepted(_: CheckOptions, target: Queue) -> GoOn:
 
 GOING_ON: Mapping[str, Callable[..., int]] = {
     "mend": _going_on(
-        """Look for a small change that mends a queue.
+        """Look for a small change that fixes a queue.
 
-        After a check it tries known safe forms in the queue's SQL, runs all checks on the result,
-        and prints the change as a diff. The file stays as it is. This takes minutes for each broken
-        guarantee; Ctrl-C prints what was found so far. Exits as `check` does, by what the file
-        itself breaks: 1, too, when a change mends it.
+        Checks the queue, tries known fixes, runs all checks on the fixed queue, and prints the best
+        fix as a diff. The file stays as it is. This takes minutes for each broken guarantee; Ctrl-C
+        prints what was found so far. The exit code is that of the file as it is: 1 if it is broken,
+        even if a fix was found.
         """,
         opt.ProfileName.quick,
         _mended,
@@ -188,16 +188,17 @@ GOING_ON: Mapping[str, Callable[..., int]] = {
     "mutate": _going_on(
         """Plant defects in a queue's SQL, and see which of them the check finds.
 
-        First the queue itself is checked. Exits as `check` does: planted defects change no exit
-        code.
+        First the queue itself is checked. The exit code is that of the queue itself: planted
+        defects do not change it.
         """,
         opt.ProfileName.quick,
         _mutated,
     ),
     "accept": _going_on(
-        """Write what is broken today into the file's [breaks], so that only a new break fails.
+        """Mark today's breaks as known in the queue file, so that only new ones fail.
 
-        Each gets a reason, which you fill in. Exits as `check` does then.
+        Writes a placeholder for each reason: replace it. The exit code is that of a check
+        afterwards: 0 if nothing else is open.
         """,
         opt.ProfileName.default,
         _accepted,

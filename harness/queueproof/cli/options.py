@@ -44,11 +44,11 @@ Only: TypeAlias = Annotated[
 Skip: TypeAlias = Annotated[
     list[str] | None, _option(ASKED, "Judge all but these.", metavar="ID,...")
 ]
-_REQUIRE = "Exit 2 if one of these cannot be judged, as an operation or a tool is missing."
+_REQUIRE = "Exit 2 if one of these cannot be judged, for example because PgBouncer is missing."
 Require: TypeAlias = Annotated[list[str] | None, _option(ASKED, _REQUIRE, metavar="ID,...")]
 _WITH = (
-    "The new version in a rolling deploy; both run at once. Its schema must equal that of QUEUE, or"
-    " migrate it."
+    "A second version of QUEUE: workers of both run at the same time, as in a rolling deploy. Its"
+    " schema is the same, or a migration of QUEUE's."
 )
 With: TypeAlias = Annotated[str | None, _option(ASKED, _WITH, "--with", metavar="FILE")]
 _PROFILE = (
@@ -58,26 +58,29 @@ _PROFILE = (
 )
 Profile: TypeAlias = Annotated[ProfileName, _option(HOW, _PROFILE)]
 ProfileOrProjects: TypeAlias = Annotated[
-    ProfileName | None, _option(HOW, _PROFILE + " If not given: `default`.")
+    ProfileName | None, _option(HOW, _PROFILE, show_default="default")
 ]
 _SEED = "Random seed. The same seed and profile give the same verdict."
 Seed: TypeAlias = Annotated[int, _option(HOW, _SEED)]
 _FAIL_FAST = "Stop at the first break. The rest is not judged."
 FailFast: TypeAlias = Annotated[bool, _option(HOW, _FAIL_FAST, "--fail-fast", metavar="")]
-_JOBS = "Number of processes, each with its own database. The result does not depend on it."
+_JOBS = "Run N checks in parallel, each in its own database. The result does not depend on it."
 Jobs: TypeAlias = Annotated[
-    int | None, _option(HOW, _JOBS, metavar="N", min=1, show_default="the processors")
+    int | None, _option(HOW, _JOBS, metavar="N", min=1, show_default="number of CPUs")
 ]
 _CLUSTER = (
     "A dask scheduler, whose workers do the work, each with its own server. The result does not"
     " depend on it."
 )
 Cluster: TypeAlias = Annotated[str | None, _option(HOW, _CLUSTER, metavar="tcp://HOST:PORT")]
-_POSTGRES = f"{', '.join(SERVERS)} or a DSN. If not given: $QUEUEPROOF_POSTGRES, or embedded."
-Postgres: TypeAlias = Annotated[str | None, _option(SERVER, _POSTGRES, metavar="SOURCE")]
+_POSTGRES = f"{', '.join(SERVERS)} or a DSN."
+_EMBEDDED = "$QUEUEPROOF_POSTGRES, or embedded"
+Postgres: TypeAlias = Annotated[
+    str | None, _option(SERVER, _POSTGRES, metavar="SOURCE", show_default=_EMBEDDED)
+]
 _TRUST = (
-    "Run the queue's SQL as a superuser, who may do anything on the server and its machine. Also"
-    " needed for a superuser's DSN on a server that has other databases."
+    "Run the queue's SQL as a superuser. Dangerous: it may do anything on the server's machine."
+    " Required if the DSN is a superuser's and the server has other people's databases."
 )
 Trust: TypeAlias = Annotated[bool, _option(SERVER, _TRUST, "--trust", metavar="")]
 
@@ -86,21 +89,21 @@ def _report(what: str) -> object:
     return _option(REPORTS, f"Write {what}.", metavar="FILE")
 
 
-Json: TypeAlias = Annotated[Path | None, _report("the card as JSON; - is stdout")]
-Html: TypeAlias = Annotated[Path | None, _report("the card as a page")]
-Junit: TypeAlias = Annotated[Path | None, _report("the card as JUnit XML")]
+Json: TypeAlias = Annotated[Path | None, _report("the report (the card) as JSON; - is stdout")]
+Html: TypeAlias = Annotated[Path | None, _report("the report as an HTML page")]
+Junit: TypeAlias = Annotated[Path | None, _report("the report as JUnit XML")]
 Badge: TypeAlias = Annotated[Path | None, _report("a badge, as SVG")]
 _ANNOTATE = (
     "For GitHub Actions: show each break at its line, and write the job's summary"
     " ($GITHUB_STEP_SUMMARY)."
 )
-_ON_GITHUB = "github where $GITHUB_ACTIONS is true"
+_ON_GITHUB = "github if $GITHUB_ACTIONS is true"
 AnnotateFor: TypeAlias = Annotated[
     Annotate | None, _option(REPORTS, _ANNOTATE, show_default=_ON_GITHUB)
 ]
 _EXPORT = (
     "Write the story as a spec for PostgreSQL's isolationtester (FILE.spec), as a pytest test that"
-    " passes once the queue is mended (FILE.py), or as a Mermaid diagram (FILE.mmd)."
+    " passes once the queue is fixed (FILE.py), or as a Mermaid diagram (FILE.mmd)."
 )
 Export: TypeAlias = Annotated[Path | None, _option(None, _EXPORT, metavar="FILE")]
 

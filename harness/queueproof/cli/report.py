@@ -30,7 +30,7 @@ def report(
     *,
     html: Annotated[Path, typer.Option(metavar="FILE", help="The page to write.")],
 ) -> None:
-    """Make one HTML page of cards, benchmarks and the matrix; it needs no network."""
+    """Join JSON results of check and bench in one self-contained HTML page."""
     from queueproof import waits
     from queueproof.report.page import read_card, read_matrix, to_page
 

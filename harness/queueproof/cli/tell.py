@@ -46,14 +46,14 @@ def tell(
         ),
     ] = None,
 ) -> None:
-    """Print a part of the reference, or what a command takes."""
+    """Print a topic of the reference (file-format, program ...), or a command's options."""
     commands = context.find_root().command
     command = topic and commands.get_command(context, topic)  # type: ignore[attr-defined]
     if topic is not None and command:
         with command.make_context(topic, ["--help"], parent=context.find_root()):
             return
     if topic is not None and topic not in _TOPICS:
-        known = nearest(topic, _TOPICS)
+        known = nearest(topic, _TOPICS) or f"; topics: {', '.join(_TOPICS)}"
         raise QueueproofError(f"no part of the reference, and no command: {topic}{known}")
     if topic is None:
         typer.echo("Parts of the reference, each printed by queueproof help TOPIC:")
@@ -75,7 +75,7 @@ def tell(
 
 
 def show(queue: QueueName) -> None:
-    """Print a queue file whole, with what `extends` brings filled in."""
+    """Print the complete queue file, with everything that it takes over by `extends`."""
     from queueproof.queues.resolve import sql_file
 
     typer.echo(sql_file(queue, "show prints").whole.rstrip())
@@ -92,7 +92,7 @@ def doctor(
         Path | None, typer.Option(metavar="FILE", help="Write it as JSON; - is stdout.")
     ] = None,
 ) -> None:
-    """Show which tools a check finds here, and what the missing ones are for."""
+    """Show which optional tools (PgBouncer, Docker, Node.js) are here, and what each adds."""
     from dataclasses import asdict
 
     from queueproof.doctor import look
@@ -118,7 +118,7 @@ def explain(
         ),
     ] = None,
 ) -> None:
-    """Tell how a guarantee breaks, how to mend it, and show a queue that breaks it."""
+    """Tell how a guarantee is broken, how to fix it, and show a queue that breaks it."""
     if name is None:
         guarantees()
         return

@@ -85,6 +85,7 @@ def _concurrency_limit(pieces: Pieces) -> Iterator[Program]:
 GUARANTEES = (
     Guarantee(
         id="single-claim",
+        called="double claim, a job claimed twice, a job that runs twice, duplicate, SKIP LOCKED",
         sentence="No job is held by two workers at once.",
         why="the job's effect happens twice: two mails, two payments",
         source="https://www.postgresql.org/docs/current/sql-select.html (The Locking Clause)",
@@ -108,6 +109,7 @@ GUARANTEES = (
     ),
     Guarantee(
         id="claim-limit",
+        called="LIMIT that is not kept, oversized batch",
         sentence="A claim never takes more than its limit, whatever plan the server chooses.",
         why="one worker swallows the whole queue, and its leases run out while it works",
         source="https://github.com/oban-bg/oban/issues/4",
@@ -125,6 +127,7 @@ GUARANTEES = (
     ),
     Guarantee(
         id="order",
+        called="FIFO, priorities, jobs out of order",
         sentence="Jobs that are free are claimed in the declared order.",
         why="urgent work, or what came first, waits behind the rest",
         source="https://github.com/procrastinate-org/procrastinate/issues/212",
@@ -145,6 +148,7 @@ GUARANTEES = (
     ),
     Guarantee(
         id="not-early",
+        called="delayed job, scheduled job",
         sentence="A job is not claimed before its time, nor before its enqueue commits.",
         why="a reminder is sent before it is due, or for an order that is not committed",
         source="https://github.com/pgmq/pgmq/issues/367",
@@ -163,6 +167,7 @@ GUARANTEES = (
     ),
     Guarantee(
         id="routing",
+        called="named queues, job of the wrong queue",
         sentence="A worker of one queue never gets another queue's job.",
         why="jobs run where their code is not deployed",
         source="https://www.inferable.ai/blog/posts/postgres-skip-locked",
@@ -183,6 +188,7 @@ GUARANTEES = (
     ),
     Guarantee(
         id="concurrency-limit",
+        called="semaphore, maximum of running jobs",
         sentence="Never more running jobs than the declared cap.",
         why="the dependency that the cap protects is overrun",
         source="https://github.com/janbjorge/pgqueuer/issues/761",

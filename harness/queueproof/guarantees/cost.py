@@ -14,6 +14,7 @@ def _promised_snapshot(offer: Offer) -> str | None:
 GUARANTEES = (
     Guarantee(
         id="steady-cost",
+        called="bloat, slow claims, full table scan",
         apart=True,
         sentence=(
             "A claim on a vacuumed table touches no more buffers with a million finished jobs or a "
@@ -36,6 +37,7 @@ GUARANTEES = (
     ),
     Guarantee(
         id="old-snapshot",
+        called="long transaction, idle in transaction, xmin horizon",
         apart=True,
         sentence="A claim touches no more buffers while an old snapshot is held open.",
         why="one forgotten transaction slows every claim",

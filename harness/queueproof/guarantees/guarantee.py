@@ -45,6 +45,7 @@ class Guarantee:
 
     Attributes:
         id: Public and frozen: it stands in files, reports and exit messages.
+        called: What people call its break, or look for, with commas between.
         sentence: The guarantee.
         why: What its breach does to a user.
         whys: The same where it depends on the operation whose answer breaks it, by its name;
@@ -79,6 +80,7 @@ class Guarantee:
     """
 
     id: str
+    called: str
     sentence: str
     why: str
     source: str

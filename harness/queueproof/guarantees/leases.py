@@ -62,6 +62,7 @@ def _fencing(pieces: Pieces) -> Iterator[Program]:
 GUARANTEES = (
     Guarantee(
         id="stale-recovery",
+        called="visibility timeout, stuck job, orphaned job, crashed worker",
         sentence="A crashed worker's job becomes claimable once its lease has run out.",
         why="a deployment or a crash strands the jobs that were running",
         source="https://github.com/RealOrangeOne/django-tasks/issues/46",
@@ -87,6 +88,7 @@ GUARANTEES = (
     ),
     Guarantee(
         id="live-lease",
+        called="heartbeat, visibility timeout that is too short, a job that runs twice",
         sentence="A worker whose lease or heartbeat is fresh keeps its job.",
         why="a long job is started again while it still runs",
         whys=dict.fromkeys(
@@ -119,6 +121,7 @@ GUARANTEES = (
     ),
     Guarantee(
         id="fencing",
+        called="fencing token, lost lease, late completion, zombie worker",
         sentence=(
             "A worker that lost its job cannot complete, fail or extend it, not even when the same "
             "worker has claimed it again."

@@ -83,6 +83,7 @@ def _kept(pieces: Pieces) -> Iterator[Program]:
 GUARANTEES = (
     Guarantee(
         id="retry-bound",
+        called="max attempts, poison pill, endless retries",
         sentence="A job is attempted at most max_attempts times, crashes included.",
         why="a job that cannot succeed, or that kills its worker, is tried for ever",
         source="https://github.com/elizaOS/eliza/issues/10854",
@@ -108,6 +109,7 @@ GUARANTEES = (
     ),
     Guarantee(
         id="retry-given",
+        called="missing retries",
         sentence=(
             "A failed job that has attempts left is tried again, and so is a crashed worker's."
         ),
@@ -133,6 +135,7 @@ GUARANTEES = (
     ),
     Guarantee(
         id="backoff",
+        called="exponential backoff, retry storm",
         sentence=(
             "A failed job waits before its next attempt; the wait grows, is capped, and never "
             "overflows."
@@ -159,6 +162,7 @@ GUARANTEES = (
     ),
     Guarantee(
         id="final-state",
+        called="a job that runs again, a job that runs twice, duplicate",
         sentence="A completed or failed job never runs again.",
         why="finished work is done a second time, hours later",
         source="https://github.com/riverqueue/river/issues/1302",
@@ -180,6 +184,7 @@ GUARANTEES = (
     ),
     Guarantee(
         id="no-lost-job",
+        called="lost job, stuck job",
         sentence="Every enqueued job ends completed or failed, or can still be claimed.",
         why="work that was accepted is never done, and nobody is told",
         source="https://github.com/riverqueue/river/pull/619",

@@ -48,6 +48,7 @@ def _swaps(run: Run) -> dict[str, int]:
 GUARANTEES = (
     Guarantee(
         id="server-clock",
+        called="clock skew, clock drift",
         apart=True,
         sentence="Time is the database's; a worker's wrong clock changes nothing.",
         why="a worker whose clock is wrong steals running jobs, or runs jobs before their time",
@@ -67,6 +68,7 @@ GUARANTEES = (
     ),
     Guarantee(
         id="isolation",
+        called="REPEATABLE READ, SERIALIZABLE, serialization failure",
         apart=True,
         sentence="Under REPEATABLE READ and SERIALIZABLE the worst answer is a retryable error.",
         why="a changed default of the database turns into lost or doubled work",
@@ -90,6 +92,7 @@ GUARANTEES = (
     ),
     Guarantee(
         id="crash-safe",
+        called="durability, kill -9",
         apart=True,
         sentence=(
             "Nothing acknowledged is lost or doubled when worker, connection or server dies at any "
@@ -115,6 +118,7 @@ GUARANTEES = (
     ),
     Guarantee(
         id="pooler-safe",
+        called="PgBouncer, transaction pooling, advisory locks",
         apart=True,
         sentence="It works through a transaction-pooling proxy.",
         why="what a session keeps is gone in the next transaction, or is another worker's",

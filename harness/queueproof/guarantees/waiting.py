@@ -99,6 +99,7 @@ def _no_starvation(pieces: Pieces) -> Iterator[Program]:
 GUARANTEES = (
     Guarantee(
         id="non-blocking",
+        called="convoy, lock contention, SKIP LOCKED",
         sentence="A claim, a heartbeat or a recovery never waits for another worker's job.",
         why="workers form a convoy: adding some makes nothing faster",
         whys={
@@ -121,6 +122,7 @@ GUARANTEES = (
     ),
     Guarantee(
         id="no-deadlock",
+        called="deadlock detected, 40P01",
         sentence="No interleaving of operations deadlocks.",
         why="operations are aborted at random under load",
         source="https://github.com/timgit/pg-boss/issues/282",
@@ -138,6 +140,7 @@ GUARANTEES = (
     ),
     Guarantee(
         id="no-starvation",
+        called="head-of-line blocking",
         sentence="A job that cannot run now does not keep ready jobs from being claimed.",
         why="the queue stands still although there is work",
         source="https://github.com/oban-bg/oban/issues/1498",
