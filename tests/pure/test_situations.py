@@ -12,7 +12,7 @@ from queueproof.queues.offer import Offer
 from queueproof.queues.sqlfile import load
 from queueproof.schedule.programs import HEARTBEATS, MAINTENANCE, Do, Program
 from queueproof.space.pieces import Pieces
-from queueproof.space.situations import BATCH, Known, Space, ordered, spaces
+from queueproof.space.situations import BATCH, OFTEN, Known, Space, ordered, spaces
 from queueproof.space.suites import Suite
 from tests.fix_places import STRATEGIES
 
@@ -167,3 +167,11 @@ def test_the_last_attempt_of_a_bound_that_no_enqueue_can_lower_is_met() -> None:
             ways.add(way.count("fail") >= 11)
             assert claims < 20
     assert ways == {True, False}
+
+
+def test_maintenance_that_comes_to_nothing_is_done_often() -> None:
+    """One that counts how often it has looked shows it, and so does a worker that beats."""
+    ways = [" ".join(way) for way in lives("skip_locked.sql")]
+    for kind in ("recover", "heartbeat"):
+        assert any(f" {' '.join([kind] * OFTEN)}" in way for way in ways), kind
+    assert not any("claim claim claim claim" in way for way in ways)

@@ -386,3 +386,9 @@ def test_a_job_that_fails_once_it_is_completed_is_waited_for(lab_of: LabOf) -> N
     run = Runner(lab).run(play("w1 claims, completes, fails"))
     found = check(run.history, declare(offered(lab))).violations
     assert "final-state" in {one.guarantee for one in found}
+
+
+def test_a_reaper_that_takes_back_one_at_a_time_is_not_late(lab_of: LabOf) -> None:
+    """Of several that died together all are back once it has come as often."""
+    stale = "    AND locked_at < now() - :lease\n"
+    assert not calibrate(lab_of(reference(stale, f"{stale}  ORDER BY id LIMIT 1\n"))).late
