@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 with    = $(addprefix $(VENV)/.with-,$(1))  # extras of pyproject.toml
-ADDRESSES := README.md docs/index.md pyproject.toml $(wildcard docs/ci/*.yml)
+ADDRESSES := pyproject.toml $(wildcard docs/ci/*.yml)
 WITHOUT_MORE := not browser and not container and not node and not pgbouncer
 
 unexport PYTHONDONTWRITEBYTECODE  # some machines set it, and each of hundreds of processes compiles all anew

@@ -226,10 +226,13 @@ class Examiner:
         if _is_worker(self._config):
             lent = pickle.loads(self._config.workerinput[_SERVER])  # type: ignore[attr-defined]  # noqa: S301 - our controller's
             return self._resources.enter_context(borrowed(lent))
-        with _usage_errors():
-            option = self._config.option
-            opened = open_server(option.postgres, trust=option.queueproof_trust)
-            return self._resources.enter_context(opened)
+        try:
+            with _usage_errors():
+                option = self._config.option
+                opened = open_server(option.postgres, trust=option.queueproof_trust)
+                return self._resources.enter_context(opened)
+        except pytest.UsageError as error:  # told once, and not by each test that wants it
+            pytest.exit(str(error), returncode=pytest.ExitCode.USAGE_ERROR)
 
     @cached_property
     def _pool(self) -> ProcessPoolExecutor:

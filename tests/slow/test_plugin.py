@@ -198,8 +198,19 @@ def test_mistakes_are_usage_errors(
     """Exit code 4, pytest's own for it and ours, and one message."""
     result = run(pytester, *arguments)
     assert result.ret == pytest.ExitCode.USAGE_ERROR
-    assert message in result.stderr.str()
-    assert "Traceback" not in result.stderr.str() + result.stdout.str()
+    told = result.stderr.str() + result.stdout.str()
+    assert message in told
+    assert "Traceback" not in told
+
+
+def test_a_server_that_cannot_be_had_is_told_once(
+    pytester: pytest.Pytester, mine: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The run ends there, and not each of its tests."""
+    monkeypatch.setenv("QUEUEPROOF_POSTGRES", "postgresql://nobody@localhost:1/x")
+    result = run(pytester, "--queue", mine)
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    assert str(result.stdout).count("nobody listens at localhost:1") == 1
 
 
 def test_an_unusable_queue_fails_with_its_place(pytester: pytest.Pytester) -> None:
