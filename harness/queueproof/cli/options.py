@@ -64,7 +64,7 @@ _SEED = "Random seed. The same seed and profile give the same verdict."
 Seed: TypeAlias = Annotated[int, _option(HOW, _SEED)]
 _FAIL_FAST = "Stop at the first break. The rest is not judged."
 FailFast: TypeAlias = Annotated[bool, _option(HOW, _FAIL_FAST, "--fail-fast", metavar="")]
-_JOBS = "Run N checks in parallel, each in its own database. The result does not depend on it."
+_JOBS = "Divide the work among N processes. The result does not depend on it."
 Jobs: TypeAlias = Annotated[
     int | None, _option(HOW, _JOBS, metavar="N", min=1, show_default="number of CPUs")
 ]
