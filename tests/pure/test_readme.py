@@ -42,7 +42,8 @@ def test_guarantees_and_options_are_spelt_as_they_are(capsys: pytest.CaptureFixt
 PAGES = [
     ROOT / "README.md",
     ROOT / "CONTRIBUTING.md",
-    *sorted((ROOT / "strategies").rglob("README.md")),
+    *sorted((ROOT / "strategies").glob("README.md")),
+    *sorted((ROOT / "strategies").glob("*/README.md")),
     *sorted((ROOT / "docs").rglob("*.md")),
 ]
 
