@@ -36,8 +36,9 @@ app = typer.Typer(
 
 def _kind(self: Any, _: object) -> str:  # noqa: ANN401 - a parameter of typer's
     """What a value is, in help texts: Python's types say nothing to a reader."""
-    numeric = self.type_descriptor.annotation in {int, float}
-    return "|".join(self.type_descriptor.choices or ()) or "N" * numeric
+    known = getattr(self, "type_descriptor", None)  # typer's own, and another one's may lack it
+    choices = getattr(known, "choices", None) or ()
+    return "|".join(choices) or "N" * (getattr(known, "annotation", None) in {int, float})
 
 
 TyperArgument.display_type = TyperOption.display_type = _kind  # type: ignore[assignment, method-assign]
