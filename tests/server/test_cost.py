@@ -666,7 +666,7 @@ def test_markdown_begins_with_the_answer() -> None:
     A figure without fsync is not to be taken for one with it.
     """
     text = render.markdown(report(), "chart.svg")
-    order = ["2 shared cores", "(chart.svg)", "## Jobs/s, 4 workers"]
+    order = ["2 cores", "as a multiple of that: second", "(chart.svg)", "## Jobs/s, 4 workers"]
     order += ["## Method", "fsync=on"]
     assert order == sorted(order, key=text.index)
     assert "| first | 100 ±25% | 1,000 ±0% |" in text
@@ -677,6 +677,26 @@ def test_markdown_begins_with_the_answer() -> None:
     assert "- second, batches of 10 with 4 workers: it takes <one> job." in text
     loose = BenchReport(METHOD | {"durable": False}, report().entries)
     assert ["not durable" in one for one in (text, render.markdown(loose))] == [False, True]
+
+
+def test_queues_within_the_noise_are_not_ranked() -> None:
+    """Those whose rounds overlap stand together; a queue like the first one is told as such."""
+    rounds = {"first": (1.0, 1.0, 1.1), "alike": (1.0, 1.05, 1.1)}
+    rounds |= {"fast": (0.50, 0.52, 0.51), "faster": (0.51, 0.51, 0.50)}
+    entries = [Series(name, Shape(1, 4), runs(*each)) for name, each in rounds.items()]
+    told = " ".join(render.answers(BenchReport(METHOD, entries)))
+    assert "as a multiple of that: fast and faster 2.0; alike about the same." in told
+    assert "the rates of their rounds overlap" in told
+    assert "overlap" not in " ".join(render.answers(report()))
+
+
+def test_a_queue_that_more_workers_slow_down_is_named() -> None:
+    """Its rates stand side by side, where the most workers do less than half."""
+    loads = [(1, 1.0), (4, 1.5), (16, 4.0)]
+    entries = [Series("first", Shape(100, workers), runs(each)) for workers, each in loads]
+    (told,) = render.answers(BenchReport(METHOD, entries))
+    assert "first claims in batches of 100: 100 with 1 worker, 67 with 4 workers, 25 with" in told
+    assert not render.answers(BenchReport(METHOD, entries[:2]))
 
 
 def test_the_recorded_figures_are_shown_as_they_are() -> None:

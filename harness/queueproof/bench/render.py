@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import re
 import statistics
+from collections import Counter
 from collections.abc import Sequence
 from importlib.resources import files
 from typing import TYPE_CHECKING, NamedTuple
@@ -80,16 +81,83 @@ def environment(report: BenchReport) -> str:
     """Where the figures are from, in a line."""
     method = report.method
     settings = (f"{name} {method['settings'][name]}" for name in SAID if name in method["settings"])
-    parts = [method["server"], *settings, f"{method['cores']} shared cores"]
+    parts = [method["server"], *settings, f"{method['cores']} cores"]
     parts += [f"{method['rounds']} rounds"] if method.get("rounds") else []
     return f"{', '.join(parts)}, {method['date'][:10]}. Compare ratios, not figures."
 
 
 def answers(report: BenchReport) -> list[str]:
-    """What the figures come to: the fastest queue."""
+    """The figures in a few sentences: who does most, or the others beside the first queue; why."""
     if report.method.get("pace", {}).get("rate"):
         return []  # all of them do what they are given
-    return _most(report)
+    return (_most(report) or _beside(report)) + _falls(report)
+
+
+def _beside(report: BenchReport) -> list[str]:
+    """A sentence on what the others do beside the first queue, under the load that most have."""
+    told = []
+    for held in (False, True):
+        entries = [e for e in report.entries if e.runs and (e.shape.hold > 0) is held]
+        shapes = Counter(entry.shape for entry in entries)
+        if not shapes:
+            continue
+        shape = max(shapes, key=lambda one: (shapes[one], one))
+        base, *others = (entry for entry in entries if entry.shape == shape)
+        others = [one for one in others if one.ratios(base)]
+        if base.queue != report.entries[0].queue or not others:
+            continue
+        spread = (max(base.rates) - min(base.rates)) / 2
+        hold = shape.held(", each claim held open for ")
+        told.append(
+            f"**{numbers.workers(shape.workers)}, batches of {shape.batch}{hold}:** {base.queue}"
+            f" does {numbers.rounded(base.rate, spread)} jobs/s. The others, as a multiple of that:"
+            f" {'; '.join(_alike(others, base))}."
+        )
+    if any(" and " in one for one in told):
+        told[-1] += " Queues joined by “and” do about the same: the rates of their rounds overlap."
+    return told
+
+
+def _alike(entries: Sequence[Series], base: Series) -> list[str]:
+    """Queues with their multiple of the base's rate; those whose rounds overlap stand together."""
+    groups: list[list[Series]] = []
+    for entry in sorted(entries, key=lambda one: -one.rate):
+        if groups and _overlap(groups[-1][0], entry):
+            groups[-1].append(entry)
+        else:
+            groups.append([entry])
+    told = []
+    for group in groups:
+        names = " and ".join(entry.queue for entry in group)
+        same = any(_overlap(entry, base) for entry in group)
+        ratios = [ratio for entry in group for ratio in entry.ratios(base)]
+        told.append(f"{names} {'about the same' if same else numbers.median(ratios)}")
+    return told
+
+
+def _overlap(one: Series, other: Series) -> bool:
+    """The slowest round of each is no faster than the fastest of the other."""
+    return min(one.rates) <= max(other.rates) and min(other.rates) <= max(one.rates)
+
+
+def _falls(report: BenchReport) -> list[str]:
+    """A sentence for each load of which the most workers do less than half of what fewer do."""
+    loads: dict[tuple[str, int], list[Series]] = {}
+    for entry in sorted(report.entries, key=lambda one: one.shape.workers):
+        if entry.runs and not entry.shape.hold:
+            loads.setdefault((entry.queue, entry.shape.batch), []).append(entry)
+    told = []
+    for (queue, batch), entries in loads.items():
+        if entries[-1].rate < max(one.rate for one in entries) / 2:
+            rates = (
+                f"{numbers.median(one.rates)} with {numbers.workers(one.shape.workers)}"
+                for one in entries
+            )
+            told.append(
+                f"**More workers do less** where {queue} claims in batches of {batch}:"
+                f" {', '.join(rates)} (jobs/s)."
+            )
+    return told
 
 
 def _most(report: BenchReport) -> list[str]:
