@@ -49,20 +49,16 @@ def _no_deadlock(pieces: Pieces) -> Iterator[Program]:
         for theirs in pieces.enders()[n:]:
             yield Program(TWO, (*taken, (script("w1", mine), script("w2", theirs))))
     if pieces.takes_limit and "complete_many" in pieces.offers:
-        # The one's jobs lie between the other's: what jobs share by their ids, or by a priority
-        # that orders none, two batches reach in two orders.
-        taken = in_turn(script("w1", claim(2)), script("w3", claim()), script("w2", claim(2)))
-        both: Stage = (script("w1", COMPLETE_ALL), script("w2", COMPLETE_ALL))
-        queue = pieces.offer.queue
+        # The one's jobs lie between the other's: what jobs share by their ids, by a priority that
+        # orders none, or by their queue, two batches reach in two orders.
+        queue, each = pieces.offer.queue, Do("complete_many", part="one of each")
         ranks = "priority" in queue.takes("enqueue") and not queue.by_priority
-        yield Program(tuple(JobSpec(priority=n % 2 * ranks) for n in range(5)), (*taken, both))
-        if pieces.routes():
-            # The same of what jobs share by their queue, of which each worker has two.
-            names = "default", "other", "other", "default"
-            takes = [script(f"w{1 + n % 2}", claim(queue=name)) for n, name in enumerate(names)]
-            each = Do("complete_many", part="one of each")
-            jobs = tuple(JobSpec(queue=name) for name in names)
-            yield Program(jobs, (*in_turn(*takes), (script("w1", each), script("w2", each))))
+        others = [JobSpec(priority=1 * ranks), *[JobSpec(queue="other")] * pieces.routes()]
+        for other in others:
+            jobs = JobSpec(), other, JobSpec(), other, JobSpec()
+            whose = zip(("w1", "w1", "w3", "w2", "w2"), jobs, strict=True)
+            taken = in_turn(*(script(worker, claim(queue=job.queue)) for worker, job in whose))
+            yield Program(jobs, (*taken, (script("w1", each), script("w2", each))))
         if pieces.lease is not None:
             # What a statement with an old snapshot does not see any more it still locks.
             over = (advance(past(pieces.lease)), *(do for _, dos in pieces.reaper() for do in dos))
