@@ -78,7 +78,7 @@ def _would_have(found: Finding) -> str:
 
 
 def environment(report: BenchReport) -> str:
-    """Where the figures are from, in a line."""
+    """The server, the settings and the machine that the figures are from, in a line."""
     method = report.method
     settings = (f"{name} {method['settings'][name]}" for name in SAID if name in method["settings"])
     parts = [method["server"], *settings, f"{method['cores']} cores"]

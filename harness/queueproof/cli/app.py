@@ -35,7 +35,7 @@ app = typer.Typer(
 
 
 def _kind(self: Any, _: object) -> str:  # noqa: ANN401 - a parameter of typer's
-    """What a value is, in help texts: Python's types say nothing to a reader."""
+    """The kind of a value in help texts: Python's types say nothing to a reader."""
     known = getattr(self, "type_descriptor", None)  # typer's own, and another one's may lack it
     choices = getattr(known, "choices", None) or ()
     return "|".join(choices) or "N" * (getattr(known, "annotation", None) in {int, float})

@@ -150,7 +150,7 @@ class _JobCheck:
 
     @property
     def explained(self) -> bool:
-        """Whether the acts explain all that was answered and observed."""
+        """True when the acts explain all that was answered and observed."""
         return not self.findings.violations and not self.contradicted
 
     def run(self, acts: Sequence[Act]) -> None:
@@ -481,7 +481,7 @@ class _JobCheck:
             self.findings.evidence[note] += 1
 
     def _tested(self, job: Job, act: Act) -> tuple[str, str] | None:
-        """Which guarantee an act puts to the test, given the state that it meets."""
+        """The guarantee that an act puts to the test, given the state that it meets."""
         call = act.call
         match act.kind:
             case "claim" if job.phase == Phase.RUNNING or job.released:
@@ -513,7 +513,7 @@ class _JobCheck:
 
 
 def _after_whom_it_waited_for(acts: Sequence[Act], n: int, left: AbstractSet[int]) -> bool:
-    """Whether an act does not come before a claim that it had to wait for, and that is left.
+    """True unless an act comes before a claim that it had to wait for, and that is left.
 
     It goes on once that claim has committed: what it does to the job is done after it.
     """
@@ -524,7 +524,7 @@ def _after_whom_it_waited_for(acts: Sequence[Act], n: int, left: AbstractSet[int
 
 
 def _has_a_rival(acts: Sequence[Act], claim: Act) -> bool:
-    """Whether another claim got the job while this one was under way, as it turned out."""
+    """True when another claim got the job while this one was under way, as it turned out."""
     return any(
         act is not claim
         and act.kind == "claim"
@@ -556,7 +556,7 @@ def _late_beside(acts: Sequence[Act], last: Call | None) -> bool:
 
 
 def _acted_on(acts: Sequence[Act], decided: Phase) -> bool:
-    """Whether somebody acted on a job, and was not refused, once its end had been accepted."""
+    """True when somebody acted on a job, and was not refused, once its end had been accepted."""
     kind = "complete" if decided == Phase.COMPLETED else "fail"
     ends = [act.call.returned or 0 for act in acts if act.kind == kind and act.answer == "accepted"]
     # Of several failures the last attempt's decides.

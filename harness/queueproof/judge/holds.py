@@ -113,10 +113,11 @@ class Undisturbed(Watcher):
         """A call begins beside those that are open."""
         if call.kind in _INSTANT:
             return
+        joined = [one for one in self._open if call.is_one_with(one)]
         self._met.update(one.index for one in self._open)
-        if any(call.is_one_with(one) for one in self._open):
+        if joined:
             self.joined.add(call.index)
-        if not all(call.is_one_with(one) for one in self._open):
+        if len(joined) < len(self._open):
             self._met.add(call.index)
         self._open.append(call)
 
