@@ -392,3 +392,18 @@ def test_a_reaper_that_takes_back_one_at_a_time_is_not_late(lab_of: LabOf) -> No
     """Of several that died together all are back once it has come as often."""
     stale = "    AND locked_at < now() - :lease\n"
     assert not calibrate(lab_of(reference(stale, f"{stale}  ORDER BY id LIMIT 1\n"))).late
+
+
+@pytest.mark.parametrize("operation", ["complete", "fail", "heartbeat"])
+def test_an_operation_that_works_on_some_jobs_alone_is_judged(
+    lab_of: LabOf, operation: str
+) -> None:
+    """The first job is refused it and not the second; the story stands at what was refused."""
+    head, named, tail = SKIP_LOCKED.partition(f"-- name: {operation}(id, worker")
+    lab = lab_of(head + named + tail.replace("WHERE id = :id", "WHERE id = :id AND id % 2 = 0", 1))
+    judgement = judged(lab, "live-lease", profile="glance")["live-lease"]
+    assert f"was refused {operation} although it holds the job" in judgement.reason
+    source = lab.queue.source_of(operation)
+    assert judgement.place
+    assert source
+    assert 0 <= judgement.place.line - source.line <= 1

@@ -53,6 +53,7 @@ _WITHIN = 0.6  # of a lease
 _CLAIM = script("w1", claim())
 _CONTROL = frozenset({"", "BEGIN", "START", "COMMIT", "END", "SET"})  # at which nobody is late
 _DATA_EXCEPTION = "22"  # the class of SQLSTATE
+_TRIALS = 8  # times that an operation is tried which is refused at first
 _MISSES, _LOOKS = 3, 40  # claims that may pass a job by; that are tried where more do
 
 
@@ -114,16 +115,22 @@ def calibrate(lab: Lab, *, replayed: bool = False) -> Offer:
     for kind, (jobs, dos) in trials.items():
         if kind not in offers or (replayed and kind != "heartbeat"):
             continue
-        scripts = (script("observer" if do == OBSERVE else "w1", do) for do in dos)
-        run = runner.run(Program(jobs, in_turn(SETTLE, *scripts)))
+        # What completes and claims is a completion of which the claim is a part.
+        done: OperationKind = "complete_many" if kind == "complete_and_claim" else kind
+        for times in (1, _TRIALS):  # what is refused now and then is judged
+            scripts = (
+                script("observer" if do == OBSERVE else f"w{worker}", do)
+                for worker in range(1, times + 1)
+                for do in dos
+            )
+            run = runner.run(Program(jobs * times, in_turn(SETTLE, *scripts)))
+            calls = [call for call in run.history.of_kind(done) if call.actor != DRAINER]
+            if works := any(call.answer != "rejected" for call in calls):
+                break
         if kind == "heartbeat":
             ends = run.history.of_kind("complete", "complete_many", "fail")
             offer = replace(offer, renews=any(call.token for call in ends))
-        # What completes and claims is a completion of which the claim is a part.
-        done: OperationKind = "complete_many" if kind == "complete_and_claim" else kind
-        calls = [call for call in run.history.of_kind(done) if call.actor != DRAINER]
-        works = any(call.answer != "rejected" for call in calls)
-        works = works or (kind == "heartbeat" and _beats_later(runner, offer))
+            works = works or _beats_later(runner, offer)
         for call in calls:
             idle = kind == "heartbeat" and not call.refs  # which may be refused
             _must_work(lab, run, call, answered=idle or works)

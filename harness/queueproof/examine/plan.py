@@ -310,10 +310,8 @@ class Examination:
                 found.errors.add(broken)
             return True
         for what, units in self._searched:
-            # Whoever asks for a part of a check is to hear what a whole one says. Of meetings,
-            # which take most of the time, the one at hand has had its schedules.
-            if what != MEETINGS:
-                self._search(what, units, [broken])
+            # Whoever asks for a part of a check is to hear what a whole one says.
+            self._search(what, units, [broken])
         return broken in found.failures or broken in found.errors
 
     def _loses_anyway(self, program: Program) -> bool:

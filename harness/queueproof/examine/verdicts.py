@@ -184,10 +184,16 @@ def _told(findings: Findings, name: str, found: Found, reason: str, **data: obje
 
 
 def _place(findings: Findings, found: Found) -> Place | None:
-    """Where the last statement of a story's workers stands; a probe measures a whole block."""
+    """Where the last statement of a story's workers stands; a probe measures a whole block.
+
+    The drainer shows what has become of the jobs, unless it is refused itself.
+    """
     if isinstance(found, Failure):
-        told = [b for b in found.run.trace if 0 <= b.call <= found.violation.call]
-        sent = [b.step for b in told if b.step is not None and b.actor != DRAINER]
+        last = found.run.history.calls[found.violation.call]
+        told = [b for b in found.run.trace if 0 <= b.call <= last.index]
+        if last.answer != "rejected":
+            told = [b for b in told if b.actor != DRAINER]
+        sent = [b.step for b in told if b.step is not None]
         source = next((step.source for step in reversed(sent) if step.source), None)
     else:
         operation = "fail" if isinstance(found, RetryWaits) else "claim"
