@@ -31,6 +31,7 @@ from queueproof.schedule.conditions import Conditions, Pooled
 from queueproof.schedule.programs import JobSpec
 from queueproof.search.shrink import breaches
 from tests.fix_labs import LabOf, happens_again, offered
+from tests.fix_places import STRATEGIES
 from tests.fix_plays import play
 from tests.fix_programs import Begin, Eventually
 from tests.fix_queues import COMPLETE, HOLDS, queue_file
@@ -241,10 +242,18 @@ def test_pgbouncer_breaks_what_lives_in_a_session(lab_of: LabOf) -> None:
 
 @pytest.mark.pgbouncer
 @pytest.mark.usefixtures("pgbouncer")
-def test_claims_held_in_their_transaction_go_through(lab_of: LabOf) -> None:
-    """A held claim keeps its connection to the server, and a crash rolls it back in time."""
-    lab = lab_of(HELD)
-    seen = PROBES["pooler-safe"].watch(lab, calibrate(lab), 1, untold)
+@pytest.mark.parametrize(
+    ("safe", "level"),
+    [(HELD, 1), (STRATEGIES / "broken" / "backoff_error_by_hand.sql", 0)],
+    ids=["held", "planned"],
+)
+def test_pgbouncer_breaks_nothing_else(lab_of: LabOf, safe: str | Path, level: int) -> None:
+    """A held claim keeps its connection, and a crash rolls it back in time.
+
+    An error of planning a statement for its values comes without the pooler too.
+    """
+    lab = lab_of(safe)
+    seen = PROBES["pooler-safe"].watch(lab, calibrate(lab), level, untold)
     assert not seen.broken
     assert all(seen.evidence.values())
 

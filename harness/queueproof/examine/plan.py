@@ -19,7 +19,7 @@ from queueproof.run import wallclock
 from queueproof.run.lab import Lab
 from queueproof.run.runner import SURE
 from queueproof.schedule.actors import NEMESIS
-from queueproof.schedule.conditions import PLAIN, Conditions, Gate
+from queueproof.schedule.conditions import PLAIN, PLANNED, Conditions, Gate
 from queueproof.schedule.programs import DoKind, Program
 from queueproof.search.explore import explore
 from queueproof.search.shrink import Failure, breaches, find
@@ -298,13 +298,13 @@ class Examination:
 
     def _breaks_anyway(self, program: Program, broken: str, *, in_turn: bool) -> bool:
         """Whether a guarantee breaks under plain conditions too."""
-        found = self._found
+        found, plain = self._found, self._found.runner(PLANNED)
         if in_turn:
-            alone = partial(find, found.runner(), found.declared, program, broken, budget=1)
+            alone = partial(find, plain, found.declared, program, broken, budget=1)
             return any(alone() is not None for _ in range(SURE))
         if broken in found.failures or broken in found.errors:
             return True
-        failure = find(found.runner(), found.declared, program, broken, budget=ENOUGH)
+        failure = find(plain, found.declared, program, broken, budget=ENOUGH)
         if failure is not None:
             if broken not in CATALOGUE:
                 found.errors.add(broken)

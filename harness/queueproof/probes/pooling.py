@@ -18,7 +18,7 @@ from queueproof.queues.worker import WorkerError
 from queueproof.run.lab import Lab
 from queueproof.run.record import Run
 from queueproof.run.runner import SURE, Runner
-from queueproof.schedule.conditions import Conditions
+from queueproof.schedule.conditions import PLANNED, Conditions
 from queueproof.schedule.programs import Program
 from queueproof.search.shrink import Failure, breaches, one_by_one, shrink
 from queueproof.space.suites import Suite
@@ -91,7 +91,8 @@ def _break(
     if not violations:
         return None
     # Real time may decide, as between jobs of one moment: so each way is gone more than once.
-    plain = [Runner(lab, held=offer.held).run(program) for _ in range(SURE)]
+    direct = Runner(lab, held=offer.held, conditions=PLANNED)
+    plain = [direct.run(program) for _ in range(SURE)]
     if _waited(run, offer) and any(call.waits for one in plain for call in one.history.calls):
         return None  # given up because it waited, as it does without the pooler
     again = _run_through(lab, runner, program, pooler, Counter())

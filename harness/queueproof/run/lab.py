@@ -354,7 +354,8 @@ class Lab:
     def _wanted(self, key: str) -> Mapping[str, str]:
         """The settings that the session under a key begins with."""
         wanted = self._conditions.settings(key.partition(",")[0])
-        if wanted or self._measures or key in HARNESS:
+        planned = self._conditions.planner or self._measures or key in HARNESS
+        if wanted or planned:
             wanted = {**_UNPREPARED, **wanted}
         if self._conditions.gate in {"query", "every"}:
             return {"cursor_tuple_fraction": "1", **wanted}  # a cursor's plan is the query's own

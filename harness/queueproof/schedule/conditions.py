@@ -128,3 +128,6 @@ class Conditions:
 
 
 PLAIN = Conditions()
+PLANNED = Conditions(planner="default settings")
+"""Plain ones in which each statement is planned for its values, as it is under any others: an
+expression of values alone may fail when it is planned, whether a row is met or not."""
