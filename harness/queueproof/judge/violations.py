@@ -44,11 +44,6 @@ class CheckResult:
     evidence: Counter[tuple[str, str]] = field(default_factory=Counter)
 
     @property
-    def overlapping(self) -> int:
-        """The number of operations that overlapped another."""
-        return self.evidence["no-deadlock", "operations that overlapped another"]
-
-    @property
     def first(self) -> dict[str, Violation]:
         """The first violation of each guarantee; of single-claim alone where that is broken.
 

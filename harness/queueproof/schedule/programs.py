@@ -285,11 +285,6 @@ def crash(worker: int = 0) -> Do:
     return Do("crash", worker=worker)
 
 
-def lose(worker: int) -> Do:
-    """Cut a worker's connection when the server has acted on its next message: no answer comes."""
-    return Do("lose", worker=worker)
-
-
 def terminate(worker: int) -> Do:
     """End a worker's backend; the worker sees an error and connects anew."""
     return Do("terminate", worker=worker)
@@ -301,7 +296,6 @@ def whole(do: Do) -> Do:
 
 
 ALIGN = Do("align")
-RESTART = Do("restart")
 RECOVER = Do("recover")
 PROMOTE = Do("promote")
 START = Do("start")
