@@ -48,12 +48,9 @@ class Ground(ExitStack):
     """
 
     def __init__(self, server: Server, workers: int, pace: Pace = CLOSED) -> None:
-        """Start the processes and create the database.
+        """Start the processes, for so many workers at most, and create the database.
 
-        Args:
-            server: Where; with durable settings, or the figures mean little.
-            workers: Most workers that a measurement will have.
-            pace: Of the loads.
+        Without durable settings of the server the figures mean little.
         """
         super().__init__()
         self.pace = pace
@@ -95,18 +92,19 @@ class Ground(ExitStack):
     def prepare(self, queue: Loaded, shape: Shape, jobs: int) -> Prepared:
         """Install a queue anew, put jobs in, vacuum, and let the workers get ready.
 
-        Args:
-            queue: The queue.
-            shape: Of the load.
-            jobs: How many to put in, through the queue's own `enqueue`.
-
         Raises:
             NotApplicableError: The queue has no such claim.
             QueueError: The server rejected the queue's SQL.
         """
         pace = self.pace
-        if isinstance(queue, WorkerQueue):
-            return self._hosted(queue, shape, jobs)
+        if isinstance(queue, WorkerQueue):  # whose workers are programs, started anew
+            self._clear()
+            hosted = HostedWorkers(queue, self.conninfo, shape)
+            self._load_stack.enter_context(closing(hosted))
+            hosted.fill(min(jobs, MOST_JOBS), pace.payload)
+            self._vacuum()
+            hosted.begin()
+            return Prepared(hosted, self._admin, hosted.ids, message=hosted.message)
         load, ids = self.install(queue, shape, jobs + pace.backlog)
         rate = pace.rate / shape.batch / shape.workers
         load = replace(
@@ -120,21 +118,8 @@ class Ground(ExitStack):
         self._pool.prepare(self.conninfo, load, shape.workers)
         return Prepared(self._pool, self._admin, ids, bool(rate))
 
-    def _hosted(self, queue: WorkerQueue, shape: Shape, jobs: int) -> Prepared:
-        """The same with workers that are programs, started anew."""
-        self._clear()
-        hosted = self._load_stack.enter_context(closing(HostedWorkers(queue, self.conninfo, shape)))
-        hosted.fill(min(jobs, MOST_JOBS), self.pace.payload)
-        self._vacuum()
-        hosted.begin()
-        return Prepared(hosted, self._admin, hosted.ids, message=hosted.message)
-
     def count(self, queue: Loaded, batch: int) -> dict[str, float]:
         """What a queue costs one worker alone, by the names of `counters.COUNTERS`.
-
-        Args:
-            queue: The queue.
-            batch: Jobs per claim.
 
         Raises:
             NotApplicableError: The queue has no such claim.
@@ -150,15 +135,8 @@ class Ground(ExitStack):
     def endure(self, queue: SqlFileQueue, batch: int, seconds: float, points: list[Point]) -> None:
         """What claims cost under an old snapshot and after it; autovacuum is on.
 
-        Args:
-            queue: The queue.
-            batch: Jobs per claim.
-            seconds: Of each phase.
-            points: What was measured is added here, as soon as it is.
-
-        Raises:
-            NotApplicableError: The queue has no such claim.
-            QueueError: The server rejected the queue's SQL.
+        Each phase takes so many seconds. What was measured is added to the points, as soon as it
+        is. Errors are those of `count`.
         """
         load, _ = self.install(queue, Shape(batch, 1), self.pace.backlog or endure.BACKLOG)
         self._autovacuum("on", seconds / endure.NAPS)
@@ -172,9 +150,15 @@ class Ground(ExitStack):
                     session.run(load.enqueue, given)
                     promote(load, session, 1)
 
-                work = counters.Alone(session, load)
-                enduring = endure.Enduring(self._admin, work, enqueue, self._old_snapshot)
-                enduring.through(batch, seconds, points)
+                endure.endure(
+                    self._admin,
+                    counters.Alone(session, load),
+                    batch,
+                    seconds,
+                    points,
+                    enqueue=enqueue,
+                    snapshot=self._old_snapshot,
+                )
         finally:
             self._autovacuum("off")
 
@@ -208,14 +192,7 @@ class Ground(ExitStack):
     def install(self, queue: SqlFileQueue, shape: Shape, jobs: int) -> tuple[Load, list[bytes]]:
         """Install a queue anew, put jobs in, and vacuum; what was compiled, and the jobs' ids.
 
-        Args:
-            queue: The queue.
-            shape: Of the load.
-            jobs: How many to put in, through the queue's own `enqueue`.
-
-        Raises:
-            NotApplicableError: The queue has no such claim.
-            QueueError: The server rejected the queue's SQL.
+        Errors are those of `prepare`.
         """
         self._clear()
         setup = b"SET search_path = public; SET client_min_messages = error"
@@ -241,10 +218,9 @@ class Prepared:
     _tallies: list[Tally] = field(default_factory=list)
 
     def run(self, seconds: float) -> None:
-        """Release the workers and wait for their end; this is what is timed.
+        """Release the workers, which claim no more after some seconds, and wait for their end.
 
-        Args:
-            seconds: After which they claim no more.
+        This is what is timed.
 
         Raises:
             QueueError: The server rejected something under load.

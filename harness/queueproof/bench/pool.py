@@ -115,7 +115,7 @@ class Pool:
         """The state of each job; None where the queue cannot say."""
         assert self._prepared is not None  # there are no jobs before
         conninfo, load = self._prepared
-        if load.observed is None:
+        if not load.observed.commands:
             return None
         with closing(LoadSession(conninfo, load.setup)) as session:
             session.prepare(load.observed)

@@ -82,7 +82,7 @@ class Load:
         enqueue: For the preload.
         enqueue_id: Where the id stands in the answer of enqueue.
         promote: For what was put in; no command where the queue does not offer it.
-        observed: What the table says at the end; None where the queue does not offer it.
+        observed: What the table says at the end; no command where the queue does not offer it.
         observed_columns: Where id and state stand in that answer.
         states: What the queue's own names of states stand for.
         exchange: What completes and claims at once, in a closed loop; None: two statements do.
@@ -103,8 +103,8 @@ class Load:
     enqueue: Script
     enqueue_id: int
     promote: Script
-    observed: Script | None
-    observed_columns: tuple[int, int]
+    observed: Script
+    observed_columns: Sequence[int]
     states: Mapping[bytes, bytes]
     exchange: Exchange | None = None
     jobs: int = 0
