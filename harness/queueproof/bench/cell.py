@@ -245,7 +245,7 @@ class Prepared:
             QueueError: No job was completed, or `jobs` was rejected.
         """
         tallies = self._tallies
-        claims = Counter(job for tally in tallies if tally.ids for job in tally.ids.split(b"\n"))
+        claims = Counter(job for tally in tallies for job in tally.ids)
         # A queue that cannot say is taken at its workers' word.
         states = self._workers.states()
         if states is None:

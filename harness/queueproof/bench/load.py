@@ -118,6 +118,11 @@ def why_not(queue: Loaded, shape: Shape) -> str | None:
     return None
 
 
+def completes_many(queue: Loaded, batch: int) -> bool:
+    """Whether all that a claim got is completed at once."""
+    return "complete_many" in queue.offers and (batch > 1 or "complete" not in queue.offers)
+
+
 def ends_open(block: Block) -> bool:
     """Whether a block leaves a transaction open, which its worker ends later."""
     is_open = False
@@ -217,9 +222,7 @@ class _Compiler:
     def _completing(self, load: Load, fields: list[Field]) -> Load:
         """The load with its completion, which takes what a claim answers."""
         queue, hold = self.queue, self.shape.hold
-        many = "complete_many" in queue.offers and (
-            self.shape.batch > 1 or "complete" not in queue.offers
-        )
+        many = completes_many(queue, self.shape.batch)
         block = queue.blocks["complete_many" if many else "complete"]
         suffix = "s" if many else ""
         # A parameter of the operation's own wins over a column of the same name.

@@ -113,12 +113,7 @@ class LoadSession:
     """
 
     def __init__(self, conninfo: str, setup: bytes, retry_on: frozenset[str] = frozenset()) -> None:
-        """Connect.
-
-        Args:
-            conninfo: Where to.
-            setup: SQL to begin with.
-            retry_on: SQLSTATEs that raise Retryable.
+        """Connect, and begin with some SQL; SQLSTATEs in `retry_on` raise Retryable.
 
         Raises:
             RejectedError: The server does not let us in, or rejects the setup.
@@ -154,24 +149,18 @@ class LoadSession:
             result = self.pgconn.get_result()
             if result is None:
                 answer, self._last = self._last, None
-                return self._unless_closed(answer)
+                return _unless_closed(answer)
             self._last = result
         return None
 
     def _answer(self, sql: bytes) -> PGresult:
-        shown = textwrap.shorten(sql.decode(), SHOWN)
-        what = f"PostgreSQL to answer {shown}"
-        return self._unless_closed(waits.answer(self.pgconn, waits.BULK, what))
-
-    def _unless_closed(self, answer: PGresult | None) -> PGresult:
-        if answer is None:
-            raise RejectedError("the server closed the connection")
-        return answer
+        what = f"PostgreSQL to answer {textwrap.shorten(sql.decode(), SHOWN)}"
+        return _unless_closed(waits.answer(self.pgconn, waits.BULK, what))
 
     def command(self, sql: bytes) -> None:
         """Execute statements that have no parameters."""
         self.send(sql)
-        self.check(self._answer(sql), "")
+        self.check(self._answer(sql))
 
     def prepare(self, script: Script) -> None:
         """Prepare every command of a script.
@@ -184,24 +173,13 @@ class LoadSession:
             self.check(self._answer(command.sql), command.where)
 
     def run(self, script: Script, known: Known) -> tuple[PGresult | None, int]:
-        """Run a script, and wait for each answer; `steps` says more.
-
-        Args:
-            script: What to run.
-            known: Its parameters.
-
-        Raises:
-            Retryable: An error that means "nothing this time".
-            RejectedError: Any other error.
-        """
+        """Run a script, and wait for each answer; `steps` says more."""
         return self.perform(self.steps(script, known))
 
     def perform(self, steps: Steps[T], *, blocking: bool = False) -> T:
         """Go through steps to their end, and wait for each answer.
 
-        Args:
-            steps: What to do.
-            blocking: Whether libpq waits by itself, without an end, which costs less.
+        With `blocking` libpq waits by itself, without an end, which costs less.
         """
         try:
             asked = next(steps)
@@ -255,8 +233,8 @@ class LoadSession:
                     if self.pgconn.transaction_status != pq.TransactionStatus.IDLE:
                         yield b"ROLLBACK"
                     raise
-            if script.counts:
-                changed = _changed(result, changed)
+            if script.counts and (result.command_status or b"").partition(b" ")[0] in _CHANGES:
+                changed = result.command_tuples or 0
             if following is not None and following.otherwise:
                 answered = bool(result.ntuples if status == _ROWS else result.command_tuples)
                 if not answered:
@@ -268,18 +246,13 @@ class LoadSession:
                 if self.pgconn.transaction_status != pq.TransactionStatus.IDLE:
                     self.check((yield b"ROLLBACK"), command.where)
                     return None, 0
-                last = command is script.commands[-1]
-                return None, changed if last else 0
+                return None, 0 if following else changed
             for column in command.arrays:
                 known[column.name] = array_literal(values(result, column.index), plain=column.plain)
         return answer, changed
 
-    def check(self, result: PGresult, where: str) -> None:
-        """Raise for an answer that is an error.
-
-        Args:
-            result: The answer.
-            where: Place in the queue file, for the message.
+    def check(self, result: PGresult, where: str = "") -> None:
+        """Raise for an answer that is an error, whose message says where in the queue file.
 
         Raises:
             Retryable: It means "nothing this time"; an open transaction is to be rolled back.
@@ -294,10 +267,10 @@ class LoadSession:
         raise RejectedError(f"{where}: {message.decode()} ({state})".removeprefix(": "))
 
 
-def _changed(result: PGresult, before: int) -> int:
-    """Rows affected, if this was a statement that changes data."""
-    command, _, _ = (result.command_status or b"").partition(b" ")
-    return result.command_tuples or 0 if command in _CHANGES else before
+def _unless_closed(answer: PGresult | None) -> PGresult:
+    if answer is None:
+        raise RejectedError("the server closed the connection")
+    return answer
 
 
 def values(result: PGresult, index: int) -> list[bytes | None]:
@@ -306,12 +279,7 @@ def values(result: PGresult, index: int) -> list[bytes | None]:
 
 
 def array_literal(texts: Sequence[bytes | None], *, plain: bool) -> bytes:
-    """PostgreSQL's text form of an array (manual, 8.15.6).
-
-    Args:
-        texts: The elements' own text forms.
-        plain: Whether they need no quotes.
-    """
+    """PostgreSQL's text form of an array (manual, 8.15.6); `plain` elements need no quotes."""
     if plain and None not in texts:
         return b"{" + b",".join(cast("Sequence[bytes]", texts)) + b"}"
     return b"{" + b",".join(map(_quoted, texts)) + b"}"

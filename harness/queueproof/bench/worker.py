@@ -118,7 +118,7 @@ class Tally:
     """What a worker did; what is counted has the name that it has in `Measured`.
 
     Attributes:
-        ids: The job of every claim, joined by newlines; a job claimed twice is there twice.
+        ids: The job of every claim; a job claimed twice is there twice.
         accepted: Completions that the queue accepted.
         latencies: Seconds from wanting jobs to having them, retries, empty answers and a held
             transaction included, one for each claim that got some; where one statement completes
@@ -127,7 +127,7 @@ class Tally:
         worker_cpu: Of this worker's process; the first of several workers has them.
     """
 
-    ids: bytes = b""
+    ids: list[bytes] = field(default_factory=list)
     accepted: int = 0
     latencies: array[float] = field(default_factory=lambda: array("d"))
     ended: float = 0.0
@@ -150,20 +150,23 @@ class Worker(ABC):
         tally: What it has done so far.
     """
 
-    def __init__(self, number: int, jobs: int, accepted: MutableSequence[int]) -> None:
+    def __init__(
+        self, number: int, jobs: int, accepted: MutableSequence[int], *, standing: bool = False
+    ) -> None:
         """Do nothing yet.
 
         Args:
             number: Which worker this is; its pauses are drawn by it.
             jobs: How many are to be completed, by all.
             accepted: Completions by worker; it writes its own, and reads all to see the end.
+            standing: Whether there are more jobs, so that claims go on getting some.
         """
         self.tally = Tally()
         self._number = number
         self._jobs = jobs
         self._accepted = accepted
+        self._standing = standing
         self._random = random.Random(number)  # noqa: S311 - pauses, not secrets
-        self._ids: list[bytes] = []
 
     @abstractmethod
     def claim(self) -> Generator[Any, Any, Any]:
@@ -171,14 +174,9 @@ class Worker(ABC):
 
     @abstractmethod
     def complete(self, held: Any, until: float) -> Generator[Any, Any, None]:  # noqa: ANN401 - its own
-        """Complete what a claim got.
+        """Complete what a claim got; by `time.monotonic` it is tried again until then."""
 
-        Args:
-            held: What it got.
-            until: When to give up trying again, by `time.monotonic`.
-        """
-
-    def _at_once(self, until: float, *, standing: bool = False) -> Generator[Any, Any, None]:
+    def _at_once(self, until: float) -> Generator[Any, Any, None]:
         """A closed loop: the next claim follows the completion."""
         wanted = now = time.monotonic()
         while now < until:
@@ -188,21 +186,17 @@ class Worker(ABC):
                 self.tally.latencies.append(now - wanted)
                 yield from self.complete(held, until + PATIENCE)
                 wanted = now = time.monotonic()
-            if (standing or not held) and self._enough():
+            if (self._standing or not held) and sum(self._accepted) >= self._jobs:
                 break
             if not held:
                 yield self._pause()
-
-    def _enough(self) -> bool:
-        """Whether all jobs are completed."""
-        return sum(self._accepted) >= self._jobs
 
     def _pause(self) -> float:
         return self._random.uniform(0, PAUSE)
 
     def _note(self, ids: Sequence[bytes | None], done: int) -> None:
         """Note what a claim got, and how much of it is completed."""
-        self._ids += [text or b"" for text in ids]
+        self.tally.ids += [text or b"" for text in ids]
         self.tally.accepted += done
         self.tally.rejected += len(ids) - done
         self._accepted[self._number] += done
@@ -212,11 +206,6 @@ class Worker(ABC):
         self.tally.retries += 1
         self.tally.deadlocks += sqlstate == DEADLOCK
 
-    def _told(self) -> Tally:
-        """The tally, with what was claimed."""
-        self.tally.ids = b"\n".join(self._ids)
-        return self.tally
-
 
 class SqlWorker(Worker):
     """A worker that sends the statements of a queue file."""
@@ -224,18 +213,12 @@ class SqlWorker(Worker):
     def __init__(
         self, session: LoadSession, load: Load, number: int, accepted: MutableSequence[int]
     ) -> None:
-        """Prepare the statements, and start.
-
-        Args:
-            session: Its connection.
-            load: What to do.
-            number: Which worker this is; its pauses are drawn by it.
-            accepted: Completions by worker; it writes its own, and reads all to see the end.
+        """Prepare the statements of a load over its connection, and start; else as `Worker`.
 
         Raises:
             RejectedError: The server rejected a statement.
         """
-        super().__init__(number, load.jobs, accepted)
+        super().__init__(number, load.jobs, accepted, standing=load.standing)
         self._session = session
         self._load = load
         self._own: Known = {"worker": NAME.format(number).encode()}
@@ -266,32 +249,29 @@ class SqlWorker(Worker):
     def work(self, begin: float, until: float) -> Steps[Tally]:
         """Claim and complete until all jobs are done or the time is up.
 
-        What is claimed by then is completed: no job is left in a worker's hands.
-
-        Args:
-            begin: When the measurement begins, by `time.monotonic`; before it is the warm-up.
-            until: When to claim no more.
+        What is claimed by then is completed: no job is left in a worker's hands. Both times are
+        of `time.monotonic`; before the beginning is the warm-up.
 
         Raises:
             RejectedError: The server rejected a statement.
         """
         server_cpu = server_seconds(self._session)
         if time.monotonic() < begin:
-            yield from self._at_once(begin, standing=self._load.standing)
+            yield from self._at_once(begin)
             self.tally.warm = self.tally.accepted
             del self.tally.latencies[:]
         if self._load.rate:
             yield from self._on_time(begin, until)
         else:
-            yield from self._at_once(until, standing=self._load.standing)
+            yield from self._at_once(until)
         if server_cpu is not None and (now_used := server_seconds(self._session)) is not None:
             self.tally.server_cpu = now_used - server_cpu
         self.tally.round_trips = self._session.trips
-        return self._told()
+        return self.tally
 
-    def _at_once(self, until: float, *, standing: bool = False) -> Steps[None]:
+    def _at_once(self, until: float) -> Steps[None]:
         """The same; what no further claim completes is completed in the end."""
-        yield from super()._at_once(until, standing=standing)
+        yield from super()._at_once(until)
         if self._kept:
             kept, self._kept = self._kept, []
             yield from self._complete(kept, until + PATIENCE)
@@ -421,14 +401,9 @@ def drive(
     pairs: Sequence[tuple[Link, Generator[Any, Any, Any]]],
     tick: Callable[[], None] = lambda: None,
 ) -> list[Any]:
-    """Go through steps side by side, each over its link, until all have ended.
+    """Go through steps side by side, each over its link, until all have ended; what each came to.
 
-    Args:
-        pairs: Links, and what is done over each.
-        tick: Called again and again meanwhile.
-
-    Returns:
-        What each has come to.
+    `tick` is called again and again meanwhile.
 
     Raises:
         QueueError: Nobody answers for so long as a statement may take.
