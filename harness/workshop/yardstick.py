@@ -233,13 +233,11 @@ def main() -> int:
     with open_server(None, durable=True) as server, Ground(server, most) as ground:
         for shape in SHAPES:
             found = compared(ground, queue, shape)
-            ratios = [own / beside for own, beside in found]
-            low, high = (numbers.rounded(f(ratios), numbers.half_range(ratios)) for f in (min, max))
             table.add_row(
                 str(shape.workers),
                 str(shape.batch),
                 numbers.with_spread([beside for _, beside in found]),
-                f"{numbers.median(ratios)} ({low} to {high})",
+                numbers.with_range([own / beside for own, beside in found]),
             )
         label = server.label
     console = Console()

@@ -43,12 +43,7 @@ def percentiles(histograms: Sequence[str]) -> dict[str, float]:
 
 
 def at(histograms: Sequence[str], shares: Sequence[float]) -> list[float]:
-    """Seconds that so many per cent of all latencies do not exceed.
-
-    Args:
-        histograms: As `encoded` makes them.
-        shares: Per cent.
-    """
+    """Seconds that so many per cent of all latencies do not exceed, of encoded histograms."""
     merged = empty()
     for histogram in histograms:
         merged.decode_and_add(histogram)

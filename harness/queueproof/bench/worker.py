@@ -223,7 +223,6 @@ class SqlWorker(Worker):
         self._load = load
         self._own: Known = {"worker": NAME.format(number).encode()}
         self._wanted: Known = {**load.constants, **self._own}
-        self._held: Known = dict(self._own)  # the parameters of a completion
         self._kept: Jobs = []  # what the next claim completes
         session.prepare(load.start)
         self._start()
@@ -317,10 +316,7 @@ class SqlWorker(Worker):
 
     def _exchange(self, exchange: Exchange, kept: Jobs) -> Steps[Jobs]:
         """Complete a batch, and claim the next one, by one statement."""
-        known: Known = {
-            column.name: array_literal(texts, plain=column.plain)
-            for column, texts in zip(exchange.token, kept, strict=True)
-        }
+        known = _as_arrays(exchange.token, kept)
         answer, _ = yield from self._session.steps(exchange.script, known | self._wanted)
         self._kept = []
         flags = values(answer, exchange.completed) if answer else []
@@ -342,24 +338,18 @@ class SqlWorker(Worker):
             yield from self._complete(held, until)
 
     def _complete(self, held: Jobs, until: float) -> Steps[None]:
-        token, known = self._load.token, self._held
+        token, many = self._load.token, self._load.many
         if not self._load.complete.commands:
             self.tally.ended = time.monotonic()
             self._note(held[0], len(held[0]))
             return
+        names = [column.name for column in token]
+        each = (dict(zip(names, job, strict=True)) for job in zip(*held, strict=True))
         done = 0
         try:
-            if self._load.many:
-                for column, texts in zip(token, held, strict=True):
-                    known[column.name] = array_literal(texts, plain=column.plain)
-                known |= self._own
-                done = yield from self._finish(known, until)
-            else:
-                for job in zip(*held, strict=True):
-                    for column, text in zip(token, job, strict=True):
-                        known[column.name] = text
-                    known |= self._own
-                    done += (yield from self._finish(known, until)) > 0
+            for known in [_as_arrays(token, held)] if many else each:
+                accepted = yield from self._finish(known | self._own, until)
+                done += accepted if many else accepted > 0
         except Retryable:
             return  # the claim was its transaction, and is undone with it
         self._note(held[0], done)
@@ -382,6 +372,12 @@ class SqlWorker(Worker):
                 if self._load.complete.counts:
                     return changed
                 return done.ntuples if done else 0
+
+
+def _as_arrays(columns: Sequence[AnswerColumn], jobs: Jobs) -> Known:
+    """Jobs as the parameters of a block that takes several at once."""
+    pairs = zip(columns, jobs, strict=True)
+    return {column.name: array_literal(texts, plain=column.plain) for column, texts in pairs}
 
 
 class Link(Protocol):
