@@ -244,8 +244,10 @@ def _signed(value: float) -> str:
 
 def _alone(entries: Sequence[Series]) -> TitledTable:
     rows = [
-        (e.queue, str(e.shape.batch))
-        + tuple(f"{e.counted[n]:,.4g}" if n in e.counted else NOTHING for n in COUNTERS)
+        (
+            *(e.queue, str(e.shape.batch)),
+            *(f"{e.counted[n]:,.4g}" if n in e.counted else NOTHING for n in COUNTERS),
+        )
         for e in {(e.queue, e.shape.batch): e for e in entries if e.counted}.values()
     ]
     names = {name: name.replace("_", " ") for name in COUNTERS}
