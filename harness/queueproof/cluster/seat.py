@@ -46,11 +46,11 @@ class Seat:
     def submit(self, unit: bytes) -> Future[bytes]:
         """Have a unit done, as pickle has it; what comes of it is what `_done` says."""
         current_process().daemon = False  # a nanny's worker is, and may have no process then
-        *begun_with, given = self._made_from
+        lent, queue, given = self._made_from
         try:
             return self._process.submit(_done, given, unit)
         except BrokenProcessPool:  # by what was done before
-            self._process = Processes(1, *begun_with)
+            self._process = Processes(1, lent, queue)
             return self._process.submit(_done, given, unit)
 
     def kill(self) -> None:
@@ -59,7 +59,7 @@ class Seat:
 
 
 def _done(given: bytes, unit: bytes) -> bytes:
-    """What was found or raised, as cloudpickle has it: a worker has no module of a queue's class."""
+    """What was found or raised, as cloudpickle has it: a worker has no module of the queue's."""
     found: Done | Exception
     try:
         found = done_here(given, pickle.loads(unit))  # noqa: S301 - the client's
