@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -129,7 +129,7 @@ class Ground(ExitStack):
             raise NotApplicableError("its workers do not hand over what a single claim has touched")
         jobs = max(counters.LEAST_JOBS, 2 * batch * (counters.WARM + counters.COUNTED))
         load, _ = self.install(queue, Shape(batch, 1), jobs)
-        with self._session(load) as session:
+        with closing(LoadSession(self.conninfo, load.setup, load.retry_on)) as session:
             return counters.count(self._admin, counters.Alone(session, load))
 
     def endure(self, queue: SqlFileQueue, batch: int, seconds: float, points: list[Point]) -> None:
@@ -141,7 +141,7 @@ class Ground(ExitStack):
         load, _ = self.install(queue, Shape(batch, 1), self.pace.backlog or endure.BACKLOG)
         self._autovacuum("on", seconds / endure.NAPS)
         try:
-            with self._session(load) as session:
+            with closing(LoadSession(self.conninfo, load.setup, load.retry_on)) as session:
                 session.prepare(load.enqueue)
                 session.prepare(load.promote)
 
@@ -161,10 +161,6 @@ class Ground(ExitStack):
                 )
         finally:
             self._autovacuum("off")
-
-    def _session(self, load: Load) -> AbstractContextManager[LoadSession]:
-        """A connection of a single worker's, which is closed in the end."""
-        return closing(LoadSession(self.conninfo, load.setup, load.retry_on))
 
     @contextmanager
     def _old_snapshot(self) -> Iterator[None]:

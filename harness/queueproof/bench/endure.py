@@ -79,16 +79,10 @@ def endure(
     enqueue: Callable[[int], object],
     snapshot: Callable[[], AbstractContextManager[object]],
 ) -> None:
-    """Go through the phases.
+    """Go through the phases, of so many seconds each, beside which somebody holds a snapshot.
 
-    Args:
-        admin: Reads the counts.
-        work: The operations of the worker, beside which somebody holds a snapshot.
-        batch: Jobs per claim.
-        seconds: Of each phase.
-        points: What was measured is added here, as soon as it is.
-        enqueue: Puts one job of a priority in.
-        snapshot: Holds a snapshot as long as it is open.
+    What was measured is added to the points, as soon as it is; `enqueue` puts one job of a
+    priority in.
     """
     began, claims = time.monotonic(), 0
     priorities = cycle(range(PRIORITIES))

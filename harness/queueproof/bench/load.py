@@ -8,21 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import NamedTuple, TypeAlias
+from typing import TypeAlias
 
 from psycopg import postgres, pq
 from psycopg.pq.abc import PGconn
 
 from queueproof import waits
 from queueproof.bench.measured import Shape
-from queueproof.bench.session import (
-    AnswerColumn,
-    Command,
-    LoadSession,
-    RejectedError,
-    Script,
-    values,
-)
+from queueproof.bench.session import Command, Field, LoadSession, RejectedError, Script, values
 from queueproof.bench.worker import Exchange, Load
 from queueproof.errors import QueueError, QueueproofError, Source
 from queueproof.queues.block import Block, Statement
@@ -34,7 +27,6 @@ from queueproof.queues.worker import WorkerQueue
 PIPELINE = 500  # statements between two synchronisations while jobs are put in
 PAYLOAD = b'{"task": "benchmark"}'
 RETRYABLE = frozenset({"40001", "40P01"})
-_PLAIN = frozenset({20, 21, 23, 26, 700, 701, 2950})  # int8, int2, int4, oid, float4, float8, uuid
 _TYPES = {
     "worker": 25,
     "queue": 25,
@@ -53,26 +45,6 @@ _CLOSES = frozenset({"COMMIT", "END", "ROLLBACK", "ABORT"})
 
 class NotApplicableError(QueueproofError):
     """A queue that cannot be measured this way, by its own contract; the message says why."""
-
-
-class Field(NamedTuple):
-    """A column of an answer, as the server describes it.
-
-    Attributes:
-        place: In a row.
-        name: Its name.
-        oid: Of its type.
-        array: Of the array of that.
-    """
-
-    place: int
-    name: str
-    oid: int
-    array: int
-
-    def as_parameter(self, suffix: str) -> AnswerColumn:
-        """What later steps take of it."""
-        return AnswerColumn(self.place, self.name + suffix, self.oid in _PLAIN)
 
 
 Loaded: TypeAlias = SqlFileQueue | WorkerQueue
@@ -144,11 +116,7 @@ def literal_limit(text: str, limit: int) -> str:
 def compile_queue(queue: SqlFileQueue, pgconn: PGconn, shape: Shape) -> Load:
     """Compile a queue for a load.
 
-    Args:
-        queue: The queue.
-        pgconn: A connection to where it is installed; statements are prepared there to learn
-            their types, and dropped.
-        shape: Of the load.
+    Where it is installed, statements are prepared to learn their types, and dropped.
 
     Raises:
         NotApplicableError: The queue has no such claim.
@@ -200,7 +168,7 @@ class _Compiler:
             claim=claim,
             complete=Script(()),  # a claim that takes its jobs out for good
             many=True,
-            token=tuple(field.as_parameter("s") for field in fields if field.name == "id"),
+            token=tuple(field.renamed("s") for field in fields if field.name == "id"),
             constants={
                 "queue": b"default",
                 "priority": b"0",
@@ -243,16 +211,15 @@ class _Compiler:
             claim=claim,
             complete=complete,
             many=many,
-            token=tuple(field.as_parameter(suffix) for field in kept),
+            token=tuple(field.renamed(suffix) for field in kept),
             exchange=self._exchange(both, fields, kept) if both else None,
         )
 
     def _exchange(self, block: Block, fields: list[Field], kept: list[Field]) -> Exchange:
         """A block that completes and claims, by what a claim answers and what is kept of that."""
         script, answer = self._script(block, _arrays(fields) | _own(block.name))
-        taken = (field._replace(place=_place(block, answer, field.name)) for field in kept)
-        token = tuple(field.as_parameter("s") for field in taken)
-        return Exchange(script, token, _place(block, answer, "completed"))
+        token = [f._replace(place=_place(block, answer, f.name)).renamed("s") for f in kept]
+        return Exchange(script, tuple(token), _place(block, answer, "completed"))
 
     def _script(self, block: Block | None, types: Mapping[str, int]) -> tuple[Script, list[Field]]:
         """A block's commands, and the columns of its answer; none where the queue lacks it."""
@@ -267,7 +234,7 @@ class _Compiler:
             command, fields = self._command(f"{block.name}_{number}", statement, known, limit)
             if fields is not None:
                 answer = fields
-                arrays = (field.as_parameter("s") for field in fields if f"{field.name}s" in needed)
+                arrays = (field.renamed("s") for field in fields if f"{field.name}s" in needed)
                 command = replace(command, arrays=tuple(arrays))
                 known |= _arrays(fields)
             commands.append(command)

@@ -14,7 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
-from typing import TypeAlias, TypeVar, cast
+from typing import NamedTuple, TypeAlias, TypeVar, cast
 
 import psycopg
 from psycopg import pq
@@ -25,6 +25,8 @@ from queueproof.errors import QueueError
 
 _CHANGES = frozenset({b"INSERT", b"UPDATE", b"DELETE", b"MERGE"})
 _DONE, _ROWS = int(pq.ExecStatus.COMMAND_OK), int(pq.ExecStatus.TUPLES_OK)  # compared often
+# Types whose values need no quotes inside an array: int8, int2, int4, oid, float4, float8, uuid.
+_PLAIN = frozenset({20, 21, 23, 26, 700, 701, 2950})
 SHOWN = 60  # characters of a statement in a message
 
 T = TypeVar("T")
@@ -38,19 +40,28 @@ Whoever drives it decides whether anything else goes on meanwhile.
 """
 
 
-@dataclass(frozen=True, slots=True)
-class AnswerColumn:
-    """A column of an answer that something later needs.
+class Field(NamedTuple):
+    """A column of an answer, as the server describes it.
 
     Attributes:
-        index: Its place in the row.
-        name: The parameter that it becomes.
-        plain: Whether its values need no quotes inside an array (numbers, UUIDs).
+        place: Its place in the row.
+        name: Its name, or that of the parameter that it becomes.
+        oid: Of its type.
+        array: Of the array of that.
     """
 
-    index: int
+    place: int
     name: str
-    plain: bool
+    oid: int
+    array: int
+
+    def renamed(self, suffix: str) -> Field:
+        """The same as a parameter that has another name than the column."""
+        return self._replace(name=self.name + suffix)
+
+    def array_of(self, texts: Sequence[bytes | None]) -> bytes:
+        """Some of its values as an array."""
+        return array_literal(texts, plain=self.oid in _PLAIN)
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +83,7 @@ class Command:
     sql: bytes
     types: tuple[int, ...]
     parameters: tuple[str, ...]
-    arrays: tuple[AnswerColumn, ...] = ()
+    arrays: tuple[Field, ...] = ()
     where: str = ""
     wait: float = 0.0
     otherwise: bool = False
@@ -96,12 +107,7 @@ class RejectedError(QueueError):
 
 
 class Retryable(Exception):  # noqa: N818 - an answer of the queue's, not a failure
-    """The server answered "nothing this time"."""
-
-    def __init__(self, sqlstate: str) -> None:
-        """Keep the SQLSTATE."""
-        super().__init__(sqlstate)
-        self.sqlstate = sqlstate
+    """The server answered "nothing this time", by an SQLSTATE, which is all that it says."""
 
 
 class LoadSession:
@@ -202,9 +208,7 @@ class LoadSession:
     def steps(self, script: Script, known: Known) -> Steps[tuple[PGresult | None, int]]:
         """Go through a script, by the rules for blocks of several statements.
 
-        Args:
-            script: What to run.
-            known: Its parameters; arrays of earlier steps are added to them.
+        Arrays of earlier steps are added to the parameters that are known.
 
         Returns:
             The answer with the last columns, None where there is none or a step without rows cut
@@ -248,7 +252,7 @@ class LoadSession:
                     return None, 0
                 return None, 0 if following else changed
             for column in command.arrays:
-                known[column.name] = array_literal(values(result, column.index), plain=column.plain)
+                known[column.name] = column.array_of(values(result, column.place))
         return answer, changed
 
     def check(self, result: PGresult, where: str = "") -> None:
@@ -258,7 +262,7 @@ class LoadSession:
             Retryable: It means "nothing this time"; an open transaction is to be rolled back.
             RejectedError: Any other error.
         """
-        if result.status in {pq.ExecStatus.COMMAND_OK, pq.ExecStatus.TUPLES_OK}:
+        if result.status in {_DONE, _ROWS}:
             return
         state = (result.error_field(pq.DiagnosticField.SQLSTATE) or b"08006").decode()
         if state in self._retry_on and self.pgconn.status == pq.ConnStatus.OK:

@@ -180,15 +180,23 @@ def _latency(workers: str, entries: Sequence[Series]) -> TitledTable:
 def _open_loop(entries: Sequence[Series], rate: float) -> TitledTable:
     rows = []
     for entry, runs in _having(entries, lambda run: run.histogram):
-        found = latency.percentiles([run.histogram for run in runs])
-        times = (numbers.rounded(1000 * seconds, None) for seconds in found.values())
+        found = latency.at([run.histogram for run in runs], latency.SHARES.values())
+        times = (numbers.rounded(1000 * seconds, None) for seconds in found)
         late, skipped = sum(run.late for run in runs), sum(run.skipped for run in runs)
         done = numbers.with_spread([run.rate for run in runs])
         rows.append((*_where(entry), f"{rate:g}", done, *times, f"{late:,}", f"{skipped:,}"))
-    times_of = (f"p{share:g}, ms" for share in latency.SHARES)
+    *times_of, most = latency.SHARES
     return TitledTable(
         "Latency under a given rate",
-        (*LOAD, "jobs/s due", "done", *times_of, "max", "late", "skipped"),
+        (
+            *LOAD,
+            "jobs/s due",
+            "done",
+            *(f"{name}, ms" for name in times_of),
+            most,
+            "late",
+            "skipped",
+        ),
         rows,
         "An open loop: claims are due at random times (Poisson), whatever the answers do, and a"
         " latency counts from when its claim was due: no coordinated omission. HdrHistograms of all"

@@ -25,14 +25,13 @@ from psycopg import pq
 
 from queueproof import waits
 from queueproof.bench.session import (
-    AnswerColumn,
+    Field,
     Known,
     LoadSession,
     RejectedError,
     Retryable,
     Script,
     Steps,
-    array_literal,
     server_seconds,
     values,
 )
@@ -61,7 +60,7 @@ class Exchange:
     """
 
     script: Script
-    token: tuple[AnswerColumn, ...]
+    token: tuple[Field, ...]
     completed: int
 
 
@@ -97,7 +96,7 @@ class Load:
     claim: Script
     complete: Script
     many: bool
-    token: tuple[AnswerColumn, ...]
+    token: tuple[Field, ...]
     constants: Mapping[str, bytes | None]
     retry_on: frozenset[str]
     enqueue: Script
@@ -236,14 +235,12 @@ class SqlWorker(Worker):
         while True:
             try:
                 self._session.run(self._load.start, self._own.copy())
+                break
             except Retryable as error:
                 if time.monotonic() > until:
-                    message = f"start failed with {error.sqlstate} for {PATIENCE:g} s"
-                    raise RejectedError(message) from None
+                    raise RejectedError(f"start failed with {error} for {PATIENCE:g} s") from None
                 time.sleep(self._pause())
-            else:
-                self._session.trips = 0  # what is counted is what jobs cost
-                return
+        self._session.trips = 0  # what is counted is what jobs cost
 
     def work(self, begin: float, until: float) -> Steps[Tally]:
         """Claim and complete until all jobs are done or the time is up.
@@ -307,12 +304,12 @@ class SqlWorker(Worker):
                 return (yield from self._exchange(exchange, kept))
             answer, _ = yield from self._session.steps(self._load.claim, self._wanted.copy())
         except Retryable as error:
-            self._count(error.sqlstate)
+            self._count(str(error))
             return []
         if answer is None:
             self.tally.empty += 1
             return []
-        return [values(answer, column.index) for column in self._load.token]
+        return [values(answer, column.place) for column in self._load.token]
 
     def _exchange(self, exchange: Exchange, kept: Jobs) -> Steps[Jobs]:
         """Complete a batch, and claim the next one, by one statement."""
@@ -327,7 +324,7 @@ class SqlWorker(Worker):
         if answer is None or not claimed:
             self.tally.empty += 1
             return []
-        places = [column.index for column in exchange.token]
+        places = [column.place for column in exchange.token]
         return [[answer.get_value(row, index) for row in claimed] for index in places]
 
     def complete(self, held: Jobs, until: float) -> Steps[None]:
@@ -361,7 +358,7 @@ class SqlWorker(Worker):
             try:
                 done, changed = yield from self._session.steps(self._load.complete, known)
             except Retryable as error:
-                self._count(error.sqlstate)
+                self._count(str(error))
                 if held:
                     raise
                 if time.monotonic() > until:
@@ -374,10 +371,10 @@ class SqlWorker(Worker):
                 return done.ntuples if done else 0
 
 
-def _as_arrays(columns: Sequence[AnswerColumn], jobs: Jobs) -> Known:
+def _as_arrays(columns: Sequence[Field], jobs: Jobs) -> Known:
     """Jobs as the parameters of a block that takes several at once."""
     pairs = zip(columns, jobs, strict=True)
-    return {column.name: array_literal(texts, plain=column.plain) for column, texts in pairs}
+    return {column.name: column.array_of(texts) for column, texts in pairs}
 
 
 class Link(Protocol):
