@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from importlib.resources import files
 from itertools import product
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import vl_convert
 
@@ -25,6 +25,7 @@ from queueproof.bench.figures import BenchReport, Series
 from queueproof.bench.measured import Shape
 from queueproof.bench.numbers import workers
 
+T = TypeVar("T")
 Spec = dict[str, Any]  # of Vega-Lite
 Row = dict[str, Any]  # of its data
 Panel = tuple[Any, str]  # by what panels are ordered, and the title of this one
@@ -32,7 +33,6 @@ Panel = tuple[Any, str]  # by what panels are ordered, and the title of this one
 XMLNS = "http://www.w3.org/2000/svg"
 VERSION = "6.4"  # of Vega-Lite: the same report is drawn the same
 SHAPES = ("circle", "square", "diamond", "triangle-up", "cross", "triangle-down")
-DASHES = ([1, 0], [5, 3], [2, 2])
 DODGE = 1.035  # by which curves are moved sideways, so that their error bars stand apart
 LABELLED = (1, 2, 5)  # the ticks of a decade that have a number
 SHARES = (0.0, 25.0, 50.0, 75.0, 90.0, 95.0, 99.0, 99.5, 99.9, 99.99)
@@ -45,6 +45,8 @@ ENDURANCE = {
 """Figures of a point of endurance that are drawn, with the panel's title."""
 KINDS = tomllib.loads(files(__package__).joinpath("charts.toml").read_text(encoding="utf-8"))
 SIZES, COLOURS = KINDS["sizes"], KINDS["colours"]
+# Solid, until the colours begin again.
+DASHES = [dash for dash in ([1, 0], [5, 3], [2, 2]) for _ in COLOURS["of_queues"]]
 
 
 class Chart(NamedTuple):
@@ -275,7 +277,7 @@ def _chart(
             "queues": names,
             "colours": {"domain": names, "range": _cycled(COLOURS["of_queues"], names)},
             "shapes": {"domain": names, "range": _cycled(SHAPES, names)},
-            "dashes": {"domain": names, "range": _dashes(names)},
+            "dashes": {"domain": names, "range": _cycled(DASHES, names)},
             "batches": batches,
             "colours_of_batches": _cycled(COLOURS["of_queues"], batches),
             "extent": min(SIZES["limit"], SIZES["glyph"] * longest),
@@ -348,13 +350,8 @@ def _limits(rows: Iterable[Row]) -> Spec:
     return {"limits": (low, high), "ticks": [tick for tick in every if low <= tick <= high]}
 
 
-def _cycled(range_: Sequence[str], domain: Sequence[object]) -> list[str]:
+def _cycled(range_: Sequence[T], domain: Sequence[object]) -> list[T]:
     return [range_[number % len(range_)] for number in range(len(domain))]
-
-
-def _dashes(names: Sequence[str]) -> list[list[int]]:
-    """Solid, until the colours begin again."""
-    return [DASHES[n // len(COLOURS["of_queues"]) % len(DASHES)] for n in range(len(names))]
 
 
 def _distinct(values: Iterable[Any]) -> list[Any]:
