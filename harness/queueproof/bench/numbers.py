@@ -10,7 +10,7 @@ MOST_DIGITS = 2  # however small the spread
 
 
 def rounded(value: float, spread: float | None, digits: int = MOST_DIGITS) -> str:
-    """A figure, its last digit, of so many at most, the first that the spread makes uncertain.
+    """A figure, whose last digit is the first that the spread makes uncertain, or the last allowed.
 
     The spread is by how much it may be off, in its own unit; None where that is not known.
     """
