@@ -134,11 +134,12 @@ class Row:
         remark = self._remark(guarantee)
         if remark is not None and remark.documented == "model only":
             mark += "\\*"
-        return self._linked(mark, guarantee) if guarantee in self.links else mark
+        return self._linked(mark, guarantee)
 
     def _linked(self, words: str, guarantee: str) -> str:
-        """Words that lead to a story on the site: the file that holds it is not to be read."""
-        return f"<!--[-->{words}<!--]({self.links[guarantee]})-->"
+        """Words that lead to a story, if there is one, on the site: its file is not to be read."""
+        link = self.links.get(guarantee)
+        return f"<!--[-->{words}<!--]({link})-->" if link else words
 
     def kept(self) -> str:
         """Whether the promise holds, and what it breaks by."""

@@ -78,17 +78,8 @@ def measure(name: str, jobs: int) -> Row:
     checked = len(found.card.guarantees) if found.card else 0
     if found.mended and checked != len(CATALOGUE):
         raise AssertionError(f"{name}: called mended without a check by everything")
-    return Row(
-        name,
-        broken,
-        found.mended,
-        found.what,
-        found.lines,
-        found.tried,
-        taken,
-        found.left,
-        checked,
-    )
+    told = (found.mended, found.what, found.lines, found.tried)
+    return Row(name, broken, *told, taken, found.left, checked)
 
 
 def page(rows: Sequence[Row]) -> str:

@@ -96,15 +96,14 @@ def pgbench(ground: Ground, queue: SqlFileQueue, shape: Shape, jobs: int) -> flo
     spare = shape.batch * shape.workers
     claims = max(1, jobs // spare)
     compiled, _ = ground.install(queue, shape, int(claims * spare * SPARE) + spare)
-    text = script(queue, compiled, shape.batch)
+    text = _script(queue, compiled, shape.batch)
     if text is None:
         return None
-    program = find(ground.server)
-    per_claim = rate(program, ground.conninfo, text, compiled, workers=shape.workers, claims=claims)
-    return shape.batch * per_claim
+    claims_each_second = _rate(ground, text, compiled, workers=shape.workers, claims=claims)
+    return shape.batch * claims_each_second
 
 
-def find(server: Server) -> Path:
+def _pgbench_of(server: Server) -> Path:
     """The server's own pgbench, the one on PATH, or the embedded server's.
 
     Raises:
@@ -117,14 +116,8 @@ def find(server: Server) -> Path:
     return find_embedded("").directory / "pgbench"
 
 
-def script(queue: SqlFileQueue, compiled: Load, batch: int) -> str | None:
-    """What pgbench runs; None where it cannot: a start, several statements, batches without an end.
-
-    Args:
-        queue: The queue.
-        compiled: The same, compiled.
-        batch: Jobs per claim.
-    """
+def _script(queue: SqlFileQueue, compiled: Load, batch: int) -> str | None:
+    """What pgbench runs; None where it cannot: a start, several statements, a batch without end."""
     if not compiled.complete.commands or compiled.start.commands:
         return None
     claims = queue.blocks["claim"].statements
@@ -153,18 +146,8 @@ def _as_with(text: str, name: str) -> str:
     return f"{text[:start]}{opening}{name} AS (\n{text[start:]}\n)"
 
 
-def rate(
-    pgbench: Path, conninfo: str, text: str, compiled: Load, *, workers: int, claims: int
-) -> float:
-    """Run it; transactions per second, without the time to connect.
-
-    Args:
-        pgbench: The program.
-        conninfo: Where the queue is installed, with jobs in it.
-        text: The script.
-        compiled: The queue, for its parameters.
-        workers: Clients.
-        claims: Of each client.
+def _rate(ground: Ground, text: str, compiled: Load, *, workers: int, claims: int) -> float:
+    """Run a script, with so many claims of each client; transactions/s, without the connecting.
 
     Raises:
         QueueError: It failed, or did not end.
@@ -174,12 +157,12 @@ def rate(
         for name, value in {**compiled.constants, "worker": WORKER.encode()}.items()
         if value is not None and re.search(rf":{name}\b", text)
     }
-    where, environment = _connection(conninfo, compiled)
+    where, environment = _connection(ground.conninfo, compiled)
     with tempfile.TemporaryDirectory(prefix="queueproof-") as folder:
         path = Path(folder, "claim.sql")
         path.write_text(text, encoding="utf-8")
         arguments = [
-            str(pgbench),
+            str(_pgbench_of(ground.server)),
             *("--no-vacuum", "--protocol=prepared", f"--file={path}"),
             *(f"--client={workers}", f"--jobs={min(workers, processors())}"),
             f"--transactions={claims}",
@@ -233,13 +216,11 @@ def main() -> int:
     with open_server(None, durable=True) as server, Ground(server, most) as ground:
         for shape in SHAPES:
             found = compared(ground, queue, shape)
-            ratios = [own / beside for own, beside in found]
-            low, high = (numbers.rounded(f(ratios), numbers.half_range(ratios)) for f in (min, max))
             table.add_row(
                 str(shape.workers),
                 str(shape.batch),
                 numbers.with_spread([beside for _, beside in found]),
-                f"{numbers.median(ratios)} ({low} to {high})",
+                numbers.with_range([own / beside for own, beside in found]),
             )
         label = server.label
     console = Console()

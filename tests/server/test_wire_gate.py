@@ -46,7 +46,6 @@ from tests.fix_wire import (
     said,
     startup,
 )
-from workshop import wire as cost
 
 
 class TestEachClient(EachClient):
@@ -851,15 +850,6 @@ def test_a_group_without_end(holding: Bench, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(gate, "_GROUP", 2**16)
     raw = Raw(holding).log_in(protocol.message("P", b"\0SELECT 1\0\0\0") * 2**10)
     assert protocol.read_error(raw.until("E")[-1].body)[0] == "08P01"
-
-
-def test_cost_is_measured(own: Server) -> None:
-    """Each protocol is timed directly, twice, and through a gate that holds or does not."""
-    found = cost.measure(own, rounds=2, statements=3)
-    assert len(found) == 8
-    direct = {(one.protocol, one.ratio) for one in found if one.way == cost.DIRECT}
-    assert direct == {("simple", 1.0), ("extended", 1.0)}
-    assert min(one.each for one in found) > 0
 
 
 def test_what_a_channel_keeps() -> None:

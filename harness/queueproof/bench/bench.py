@@ -9,16 +9,16 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from itertools import count, product
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from queueproof.bench.cell import CLOSED, Ground
 from queueproof.bench.endure import POINTS, gates
 from queueproof.bench.figures import BenchError, BenchReport, Series
 from queueproof.bench.load import Loaded, NotApplicableError, refuse, why_not
-from queueproof.bench.measured import Measured, Pace, Shape
+from queueproof.bench.measured import Pace, Shape
 from queueproof.errors import QueueError
 from queueproof.machine import processors
-from queueproof.postgres import Server, open_server
+from queueproof.postgres import open_server
 from queueproof.postgres.server import spoken
 from queueproof.queues.model import Queue
 from queueproof.queues.sqlfile import SqlFileQueue
@@ -49,6 +49,7 @@ SETTINGS = (
 
 Keep = Callable[[BenchReport], None]
 Progress = Callable[[str, float], None]  # what is measured now, and which share of all is done
+Side = tuple[Loaded, Series]  # a queue with its entry in the report
 
 
 class Group(NamedTuple):
@@ -83,27 +84,32 @@ class Setting(NamedTuple):
     keep: Keep = lambda _report: None
 
     @contextmanager
-    def ground(self, plan: Sequence[Group], report: BenchReport) -> Iterator[Ground]:
-        """The place where a plan is measured, once counters have been read there.
+    def ground(self, sides: Sequence[Side], report: BenchReport) -> Iterator[Ground]:
+        """The place where queues are measured, once counters have been read there.
 
-        Args:
-            plan: What is to be measured.
-            report: Of it, which is kept if a signal comes.
+        What is to be told beside the figures goes into the report, which is kept if a signal comes.
         """
-        cells = [(queue, group.shape) for group in plan for queue in group.queues]
-        most = max(group.shape.workers for group in plan)
         with (
             open_server(self.postgres, durable=True, trust=self.trust) as server,
-            Ground(server, most, self.pace) as ground,
+            Ground(server, max(one.shape.workers for _, one in sides), self.pace) as ground,
             keeping_whole_rounds(report, self.keep),
         ):
-            report.method |= method(server, ground, self.seconds) | {"pace": self.pace._asdict()}
-            report.method["queues"] = {
-                entry.queue: queue.digest
-                for (queue, _), entry in zip(cells, report.entries, strict=True)
+            # A DSN or a path would name somebody's machine.
+            kind = server.source.partition(":")[0] if server.ours else "a server given by its DSN"
+            report.method |= {
+                "server": f"PostgreSQL {spoken(server.version)}, {kind}",
+                "settings": {name: ground.setting(name) for name in SETTINGS},
+                "durable": server.durable,
+                "cores": processors(),
+                "load_before": round(os.getloadavg()[0], 2),
+                "seconds": self.seconds,
+                "apart": ground.apart,
+                "date": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+                "pace": self.pace._asdict(),
+                "queues": {entry.queue: queue.digest for queue, entry in sides},
             }
-            for (queue, shape), entry in zip(cells, report.entries, strict=True):
-                self.progress(f"counting: {entry.queue}, batch {shape.batch}", 0.0)
+            for queue, entry in sides:
+                self.progress(f"counting: {entry.queue}, batch {entry.shape.batch}", 0.0)
                 count_once(ground, queue, entry, report)
             yield ground
 
@@ -156,15 +162,13 @@ def measure(
     refuse_plan(plan, setting, rounds=rounds, endure=endure)
     names = names_of([queue for group in plan for queue in group.queues])
     cells = [
-        Compared(
-            group.shape, [(queue, Series(names[queue.name], group.shape)) for queue in group.queues]
-        )
-        for group in plan
+        Compared(shape, [(queue, Series(names[queue.name], shape)) for queue in queues])
+        for shape, queues in plan
     ]
     sides = [side for cell in cells for side in cell.sides]
     report = BenchReport({}, [entry for _, entry in sides])
     told = count()
-    with setting.ground(plan, report) as ground:
+    with setting.ground(sides, report) as ground:
         report.method["rounds"] = rounds
         if endure:
             report.method["endure"] = endure
@@ -182,7 +186,7 @@ def measure(
 
             order = [*cell.sides[turn:], *cell.sides[:turn]]
             best = cell.measure(ground, setting, order, counted=number > 0, tell=tell)
-            cell.jobs = needed(setting.pace, best, setting.seconds, cell.shape)
+            cell.jobs = needed(setting, best, cell.shape)
     failures = [entry for entry in report.entries if entry.failed]
     if failures and not any(entry.runs for entry in report.entries):
         raise QueueError(f"{failures[0].queue}: {failures[0].reason}")
@@ -195,13 +199,13 @@ class Compared:
 
     Attributes:
         shape: Of the load.
-        sides: The queues, with their entries in the report.
+        sides: The queues.
         jobs: How many to put in.
         own: Each queue's own jobs/s, by its name.
     """
 
     shape: Shape
-    sides: Sequence[tuple[Loaded, Series]]
+    sides: Sequence[Side]
     jobs: int = field(init=False)
     own: dict[str, float] = field(default_factory=dict)
 
@@ -212,30 +216,33 @@ class Compared:
         self,
         ground: Ground,
         setting: Setting,
-        order: Sequence[tuple[Loaded, Series]],
+        order: Sequence[Side],
         *,
         counted: bool,
         tell: Callable[[str], None] = lambda _: None,
     ) -> float:
-        """Measure a round; jobs/s of the fastest queue.
+        """Measure a round, the sides in an order; jobs/s of the fastest queue.
 
-        Args:
-            ground: Where.
-            setting: Of all rounds.
-            order: The sides, in the order in which they are measured.
-            counted: Whether it counts; the others warm up, and set the number of jobs.
-            tell: Told what is measured now.
+        A round that is not counted warms up, and sets the number of jobs.
         """
-        ground.pace = setting.pace if counted else setting.pace._replace(rate=0.0, warm_up=0.0)
+        pace = ground.pace = setting.pace if counted else setting.pace._replace(rate=0, warm_up=0)
         best = 0.0
         for queue, entry in order:
             tell(f"{entry.queue}, {spoken_shape(self.shape)}")
+            if entry.reason:
+                continue
             jobs = self.jobs
             if isinstance(queue, WorkerQueue):  # whose own enqueue takes its time
                 rate = self.own.get(entry.queue, PILOT_JOBS / setting.seconds)
                 jobs = min(jobs, enough(SPARE * rate * setting.seconds, self.shape))
-            measured = measure_once(ground, queue, entry, jobs, setting.seconds)
-            if measured is None:
+            prepared = ground.prepare(queue, self.shape, jobs)
+            try:
+                prepared.run(setting.seconds * (1 if pace.rate else SLACK))
+                measured = prepared.verdict()
+            except QueueError as error:
+                # Hours of other queues' figures are not thrown away for it.
+                entry.reason, entry.failed = str(error), True
+                entry.runs.clear()
                 continue
             self.own[entry.queue] = measured.rate
             best = max(best, measured.rate)
@@ -248,11 +255,7 @@ class Compared:
 def keeping_whole_rounds(report: BenchReport, keep: Keep) -> Iterator[None]:
     """Hand over the rounds, or phases, that are whole as soon as a signal comes.
 
-    That is before anything is closed.
-
-    Args:
-        report: That is being made.
-        keep: Told of it, if there is a whole round.
+    That is before anything is closed; nothing is handed over where no round is whole.
     """
     try:
         yield
@@ -272,88 +275,25 @@ def keeping_whole_rounds(report: BenchReport, keep: Keep) -> Iterator[None]:
         raise
 
 
-def method(server: Server, ground: Ground, seconds: float) -> dict[str, Any]:
-    """What is to be told beside the figures: the server, its settings, the machine.
-
-    Args:
-        server: Where.
-        ground: The database on it.
-        seconds: Of measured work in a cell of the fastest queue.
-    """
-    return {
-        "server": _server(server),
-        "settings": {name: ground.setting(name) for name in SETTINGS},
-        "durable": server.durable,
-        "cores": processors(),
-        "load_before": round(os.getloadavg()[0], 2),
-        "seconds": seconds,
-        "apart": ground.apart,
-        "date": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
-    }
-
-
-def measure_once(
-    ground: Ground, queue: Loaded, entry: Series, jobs: int, seconds: float
-) -> Measured | None:
-    """Measure a queue under one load; None where it cannot be, and the entry says why.
-
-    Args:
-        ground: Where.
-        queue: The queue.
-        entry: Its entry in the report.
-        jobs: How many to put in.
-        seconds: That the fastest queue needs for them.
-    """
-    if entry.reason:
-        return None
-    shape = entry.shape
-    if reason := why_not(queue, shape):
-        entry.reason = reason
-        return None
-    prepared = ground.prepare(queue, shape, jobs)
-    try:
-        prepared.run(seconds if ground.pace.rate else seconds * SLACK)
-        return prepared.verdict()
-    except QueueError as error:
-        # Hours of other queues' figures are not thrown away for it.
-        entry.reason, entry.failed = str(error), True
-        entry.runs.clear()
-        return None
-
-
 def count_once(ground: Ground, queue: Loaded, entry: Series, report: BenchReport) -> None:
-    """Count what a queue costs one worker alone, once for all loads of a batch size.
-
-    Args:
-        ground: Where.
-        queue: The queue.
-        entry: Its entry in the report.
-        report: Whose other entries may have it already.
-    """
-    batch = entry.shape.batch
+    """Count what a queue costs one worker alone, once for all loads of a batch size."""
+    entry.reason = why_not(queue, entry.shape) or ""
     for other in report.entries:
-        if (other.queue, other.shape.batch) == (entry.queue, batch) and other.counted:
+        if (other.queue, other.shape.batch) == (entry.queue, entry.shape.batch) and other.counted:
             entry.counted = other.counted
             return
-    entry.reason = why_not(queue, entry.shape) or ""
     if not entry.reason:
         try:
-            entry.counted = ground.count(queue, batch)
+            entry.counted = ground.count(queue, entry.shape.batch)
         except NotApplicableError:
             return  # it is measured all the same
         except QueueError as error:
             entry.reason, entry.failed = str(error), True
 
 
-def needed(pace: Pace, rate: float, seconds: float, shape: Shape) -> int:
-    """Jobs for a load, its warm-up included.
-
-    Args:
-        pace: Of the load.
-        rate: Jobs/s of the fastest queue.
-        seconds: That it is to take that one.
-        shape: Of the load.
-    """
+def needed(setting: Setting, rate: float, shape: Shape) -> int:
+    """Jobs for a load, its warm-up included, where the fastest queue does `rate` jobs/s."""
+    pace, seconds = setting.pace, setting.seconds
     warm = rate * pace.warm_up
     if pace.rate:  # as many as may be due, by chance, and some
         return enough(1.5 * pace.rate * seconds + warm, shape) + 10 * shape.batch * shape.workers
@@ -369,17 +309,7 @@ def enough(jobs: float, shape: Shape) -> int:
 def refuse_plan(
     plan: Sequence[Group], setting: Setting, *, rounds: int = 1, endure: float = 0.0
 ) -> None:
-    """Refuse numbers that are out of range, and what the loop of worker programs has not.
-
-    Args:
-        plan: What is to be measured.
-        setting: Where and how.
-        rounds: How often.
-        endure: Seconds of each phase of endurance.
-
-    Raises:
-        BenchError: There is such a thing.
-    """
+    """Raise BenchError for numbers out of range, and for what the loop of programs has not."""
     pace, seconds = setting.pace, setting.seconds
     if not any(group.queues for group in plan):
         raise BenchError("there is nothing to measure: name a queue file")
@@ -425,9 +355,3 @@ def _short(queue: Loaded) -> str:
         return queue.name.rpartition(":")[2]
     files = [word for word in queue.argv[1:] if len(word) < NAME and Path(word).is_file()]
     return Path(files[-1]).stem if files else queue.name
-
-
-def _server(server: Server) -> str:
-    """Version and kind; a DSN or a path would name somebody's machine."""
-    kind = server.source.partition(":")[0] if server.ours else "a server given by its DSN"
-    return f"PostgreSQL {spoken(server.version)}, {kind}"

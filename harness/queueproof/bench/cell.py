@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -48,12 +48,9 @@ class Ground(ExitStack):
     """
 
     def __init__(self, server: Server, workers: int, pace: Pace = CLOSED) -> None:
-        """Start the processes and create the database.
+        """Start the processes, for so many workers at most, and create the database.
 
-        Args:
-            server: Where; with durable settings, or the figures mean little.
-            workers: Most workers that a measurement will have.
-            pace: Of the loads.
+        Without durable settings of the server the figures mean little.
         """
         super().__init__()
         self.pace = pace
@@ -95,18 +92,19 @@ class Ground(ExitStack):
     def prepare(self, queue: Loaded, shape: Shape, jobs: int) -> Prepared:
         """Install a queue anew, put jobs in, vacuum, and let the workers get ready.
 
-        Args:
-            queue: The queue.
-            shape: Of the load.
-            jobs: How many to put in, through the queue's own `enqueue`.
-
         Raises:
             NotApplicableError: The queue has no such claim.
             QueueError: The server rejected the queue's SQL.
         """
         pace = self.pace
-        if isinstance(queue, WorkerQueue):
-            return self._hosted(queue, shape, jobs)
+        if isinstance(queue, WorkerQueue):  # whose workers are programs, started anew
+            self._clear()
+            hosted = HostedWorkers(queue, self.conninfo, shape)
+            self._load_stack.enter_context(closing(hosted))
+            hosted.fill(min(jobs, MOST_JOBS), pace.payload)
+            self._vacuum()
+            hosted.begin()
+            return Prepared(hosted, self._admin, hosted.ids, message=hosted.message)
         load, ids = self.install(queue, shape, jobs + pace.backlog)
         rate = pace.rate / shape.batch / shape.workers
         load = replace(
@@ -120,21 +118,8 @@ class Ground(ExitStack):
         self._pool.prepare(self.conninfo, load, shape.workers)
         return Prepared(self._pool, self._admin, ids, bool(rate))
 
-    def _hosted(self, queue: WorkerQueue, shape: Shape, jobs: int) -> Prepared:
-        """The same with workers that are programs, started anew."""
-        self._clear()
-        hosted = self._load_stack.enter_context(closing(HostedWorkers(queue, self.conninfo, shape)))
-        hosted.fill(min(jobs, MOST_JOBS), self.pace.payload)
-        self._vacuum()
-        hosted.begin()
-        return Prepared(hosted, self._admin, hosted.ids, message=hosted.message)
-
     def count(self, queue: Loaded, batch: int) -> dict[str, float]:
         """What a queue costs one worker alone, by the names of `counters.COUNTERS`.
-
-        Args:
-            queue: The queue.
-            batch: Jobs per claim.
 
         Raises:
             NotApplicableError: The queue has no such claim.
@@ -144,26 +129,19 @@ class Ground(ExitStack):
             raise NotApplicableError("its workers do not hand over what a single claim has touched")
         jobs = max(counters.LEAST_JOBS, 2 * batch * (counters.WARM + counters.COUNTED))
         load, _ = self.install(queue, Shape(batch, 1), jobs)
-        with self._session(load) as session:
+        with closing(LoadSession(self.conninfo, load.setup, load.retry_on)) as session:
             return counters.count(self._admin, counters.Alone(session, load))
 
     def endure(self, queue: SqlFileQueue, batch: int, seconds: float, points: list[Point]) -> None:
         """What claims cost under an old snapshot and after it; autovacuum is on.
 
-        Args:
-            queue: The queue.
-            batch: Jobs per claim.
-            seconds: Of each phase.
-            points: What was measured is added here, as soon as it is.
-
-        Raises:
-            NotApplicableError: The queue has no such claim.
-            QueueError: The server rejected the queue's SQL.
+        Each phase takes so many seconds. What was measured is added to the points, as soon as it
+        is. Errors are those of `count`.
         """
         load, _ = self.install(queue, Shape(batch, 1), self.pace.backlog or endure.BACKLOG)
         self._autovacuum("on", seconds / endure.NAPS)
         try:
-            with self._session(load) as session:
+            with closing(LoadSession(self.conninfo, load.setup, load.retry_on)) as session:
                 session.prepare(load.enqueue)
                 session.prepare(load.promote)
 
@@ -172,15 +150,17 @@ class Ground(ExitStack):
                     session.run(load.enqueue, given)
                     promote(load, session, 1)
 
-                work = counters.Alone(session, load)
-                enduring = endure.Enduring(self._admin, work, enqueue, self._old_snapshot)
-                enduring.through(batch, seconds, points)
+                endure.endure(
+                    self._admin,
+                    counters.Alone(session, load),
+                    batch,
+                    seconds,
+                    points,
+                    enqueue=enqueue,
+                    snapshot=self._old_snapshot,
+                )
         finally:
             self._autovacuum("off")
-
-    def _session(self, load: Load) -> AbstractContextManager[LoadSession]:
-        """A connection of a single worker's, which is closed in the end."""
-        return closing(LoadSession(self.conninfo, load.setup, load.retry_on))
 
     @contextmanager
     def _old_snapshot(self) -> Iterator[None]:
@@ -208,14 +188,7 @@ class Ground(ExitStack):
     def install(self, queue: SqlFileQueue, shape: Shape, jobs: int) -> tuple[Load, list[bytes]]:
         """Install a queue anew, put jobs in, and vacuum; what was compiled, and the jobs' ids.
 
-        Args:
-            queue: The queue.
-            shape: Of the load.
-            jobs: How many to put in, through the queue's own `enqueue`.
-
-        Raises:
-            NotApplicableError: The queue has no such claim.
-            QueueError: The server rejected the queue's SQL.
+        Errors are those of `prepare`.
         """
         self._clear()
         setup = b"SET search_path = public; SET client_min_messages = error"
@@ -241,10 +214,9 @@ class Prepared:
     _tallies: list[Tally] = field(default_factory=list)
 
     def run(self, seconds: float) -> None:
-        """Release the workers and wait for their end; this is what is timed.
+        """Release the workers, which claim no more after some seconds, and wait for their end.
 
-        Args:
-            seconds: After which they claim no more.
+        This is what is timed.
 
         Raises:
             QueueError: The server rejected something under load.
@@ -269,7 +241,7 @@ class Prepared:
             QueueError: No job was completed, or `jobs` was rejected.
         """
         tallies = self._tallies
-        claims = Counter(job for tally in tallies if tally.ids for job in tally.ids.split(b"\n"))
+        claims = Counter(job for tally in tallies for job in tally.ids)
         # A queue that cannot say is taken at its workers' word.
         states = self._workers.states()
         if states is None:

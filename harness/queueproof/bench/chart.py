@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from importlib.resources import files
 from itertools import product
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import vl_convert
 
@@ -23,7 +23,9 @@ from queueproof.bench.counters import COUNTERS
 from queueproof.bench.endure import PHASES
 from queueproof.bench.figures import BenchReport, Series
 from queueproof.bench.measured import Shape
+from queueproof.bench.numbers import workers
 
+T = TypeVar("T")
 Spec = dict[str, Any]  # of Vega-Lite
 Row = dict[str, Any]  # of its data
 Panel = tuple[Any, str]  # by what panels are ordered, and the title of this one
@@ -31,7 +33,6 @@ Panel = tuple[Any, str]  # by what panels are ordered, and the title of this one
 XMLNS = "http://www.w3.org/2000/svg"
 VERSION = "6.4"  # of Vega-Lite: the same report is drawn the same
 SHAPES = ("circle", "square", "diamond", "triangle-up", "cross", "triangle-down")
-DASHES = ([1, 0], [5, 3], [2, 2])
 DODGE = 1.035  # by which curves are moved sideways, so that their error bars stand apart
 LABELLED = (1, 2, 5)  # the ticks of a decade that have a number
 SHARES = (0.0, 25.0, 50.0, 75.0, 90.0, 95.0, 99.0, 99.5, 99.9, 99.99)
@@ -44,6 +45,8 @@ ENDURANCE = {
 """Figures of a point of endurance that are drawn, with the panel's title."""
 KINDS = tomllib.loads(files(__package__).joinpath("charts.toml").read_text(encoding="utf-8"))
 SIZES, COLOURS = KINDS["sizes"], KINDS["colours"]
+# Solid, until the colours begin again.
+DASHES = [dash for dash in ([1, 0], [5, 3], [2, 2]) for _ in COLOURS["of_queues"]]
 
 
 class Chart(NamedTuple):
@@ -61,22 +64,10 @@ class Chart(NamedTuple):
 
 
 def charts(report: BenchReport) -> list[Chart]:
-    """What there are figures for.
-
-    Args:
-        report: The report.
-    """
+    """What there are figures for."""
     possible, batch, convoy = throughput(report)
-    found = (
-        possible,
-        batch,
-        _by("workers", report),
-        convoy,
-        _open_loop(report),
-        _latency(report),
-        _endurance(report),
-        _counters(report),
-    )
+    cost = (_open_loop(report), _latency(report), _endurance(report), _counters(report))
+    found = (possible, batch, _by("workers", report), convoy, *cost)
     return [chart for chart in found if chart.panels]
 
 
@@ -86,12 +77,9 @@ def throughput(report: BenchReport) -> list[Chart]:
 
 
 def svg(report: BenchReport) -> str:
-    """The throughput as a file by itself; the same report gives the same bytes.
+    """The throughput, of one figure at least, as a file; the same report gives the same bytes.
 
     Each panel is an `svg` of its own within it, so that a page can let them flow.
-
-    Args:
-        report: With at least one figure.
     """
     panels = [panel for chart in throughput(report) for panel in chart.panels]
     placed, filled = [], [0, 0]
@@ -109,11 +97,7 @@ def svg(report: BenchReport) -> str:
 
 
 def draw(panel: Spec) -> str:
-    """A panel as SVG, whose colours are the page's; what a mark stands for is its title.
-
-    Args:
-        panel: Of a chart.
-    """
+    """A panel as SVG, whose colours are the page's; what a mark stands for is its title."""
     drawn = vl_convert.vegalite_to_svg(panel, vl_version=VERSION, allowed_base_urls=[])
     # A browser shows a title where the pointer is; a label is for screen readers alone.
     named = re.sub(
@@ -130,25 +114,23 @@ def _possible(report: BenchReport) -> Chart:
     heading = KINDS["possible"]["heading"]
     rows = []
     for entry, found in report.possible():
-        workers = entry.shape.workers
-        panel = (workers, f"{heading}, {_count(workers)}")
+        panel = (entry.shape.workers, f"{heading}, {workers(entry.shape.workers)}")
         rows.append(_row(entry, panel, found, f"{statistics.median(found):.2f}"))
     return _chart("possible", rows, report.names(), _height)
 
 
 def _by(kind: str, report: BenchReport) -> Chart:
     """Jobs/s by one of batch size and workers, a panel for each of the other."""
-    held = _held(report)
-    shown = [e for e in report.entries if e.runs and e.shape[:2] not in held]
+    shown = [e for e in report.entries if e.runs and e.shape[:2] not in report.held]
     if kind == "workers" and len({e.shape.workers for e in shown}) < 2:  # noqa: PLR2004
         shown = []
-    apart = "workers" if kind == "batch" else "batch"
+    apart, words = ("workers", workers) if kind == "batch" else ("batch", _batch)
     rows = []
     for entry in shown:
         number = getattr(entry.shape, apart)
         # Real queues have a panel of their own: they do more for a job, and curves stay apart.
         real = any(run.message for run in entry.runs)
-        panel = ((number, real), _count(number, apart) + ", real queues" * real)
+        panel = ((number, real), words(number) + ", real queues" * real)
         rows.append(_rate(entry, panel, x=getattr(entry.shape, kind)))
     points = Counter((row["panel"], row["queue"]) for row in rows)
     curved = {panel for (panel, _), number in points.items() if number > 1}
@@ -160,10 +142,13 @@ def _by(kind: str, report: BenchReport) -> Chart:
 
 def _convoy(report: BenchReport) -> Chart:
     """Jobs/s without a hold and with it."""
-    held = _held(report)
-    shown = [e for e in report.entries if e.runs and e.shape[:2] in held]
+    shown = [e for e in report.entries if e.runs and e.shape[:2] in report.held]
     base = {e.shape: e for e in reversed(shown)}
-    rows = [_rate(e, (e.shape, _shape(e.shape)), factor=_factor(e, base[e.shape])) for e in shown]
+    rows = []
+    for entry in shown:
+        ratios = entry.ratios(base[entry.shape]) if entry is not base[entry.shape] else []
+        factor = f"{numbers.median(ratios)}x" if ratios else ""
+        rows.append(_rate(entry, (entry.shape, _shape(entry.shape)), factor=factor))
 
     def special(rows: list[Row]) -> Spec:
         # With room for what stands beside a bar.
@@ -179,8 +164,9 @@ def _latency(report: BenchReport) -> Chart:
     """Claim latency in a closed loop."""
     rows: list[Row] = []
     for entry in report.entries:
-        workers, hold = entry.shape.workers, entry.shape.held(", hold ")
-        panel = ((workers, entry.shape.hold), f"{_count(workers)}{hold}")
+        shape = entry.shape
+        words = f"{workers(shape.workers)}{shape.held(', hold ')}"
+        panel = ((shape.workers, shape.hold), words)
         runs = [run for run in entry.runs if not run.histogram]
         for share in QUANTILES if runs else ():
             values = [1000 * getattr(run, share) for run in runs]
@@ -257,10 +243,7 @@ def _curves(kind: str, rows: list[Row], names: list[str]) -> Chart:
 def _ends(rows: list[Row], limits: tuple[float, float], away: float) -> list[Row]:
     """The last point of each curve, with a place for its name that no other name takes.
 
-    Args:
-        rows: The points.
-        limits: Of the axis upwards.
-        away: How many times farther than its point a name stands.
+    A name stands so many times farther than its point; the limits are of the axis upwards.
     """
     last = {row["queue"]: row for row in sorted(rows, key=lambda row: float(row["x"]))}
     apart = (limits[1] / limits[0]) ** ((SIZES["letter"] + 1) / (SIZES["height"] - 90))
@@ -276,18 +259,12 @@ def _ends(rows: list[Row], limits: tuple[float, float], away: float) -> list[Row
 
 
 def _chart(
-    kind: str,
-    rows: list[Row],
-    names: list[str],
-    special: Callable[[list[Row]], Spec],
+    kind: str, rows: list[Row], names: list[str], special: Callable[[list[Row]], Spec]
 ) -> Chart:
-    """A chart of a kind, with a panel for each that its rows name.
+    """A chart of a kind in `charts.toml`, with a panel for each that its rows, its marks, name.
 
-    Args:
-        kind: Of `charts.toml`.
-        rows: Its marks.
-        names: Of the queues, whose colours and shapes are the same in all panels.
-        special: What else the kind wants, from the rows of a panel.
+    A queue's colour and shape, by its name, are the same in all panels; `special` says what else
+    the kind wants, from the rows of a panel.
     """
     template, panels = _kind(kind), []
     for panel in _distinct(row["panel"] for row in rows):
@@ -300,7 +277,7 @@ def _chart(
             "queues": names,
             "colours": {"domain": names, "range": _cycled(COLOURS["of_queues"], names)},
             "shapes": {"domain": names, "range": _cycled(SHAPES, names)},
-            "dashes": {"domain": names, "range": _dashes(names)},
+            "dashes": {"domain": names, "range": _cycled(DASHES, names)},
             "batches": batches,
             "colours_of_batches": _cycled(COLOURS["of_queues"], batches),
             "extent": min(SIZES["limit"], SIZES["glyph"] * longest),
@@ -373,35 +350,17 @@ def _limits(rows: Iterable[Row]) -> Spec:
     return {"limits": (low, high), "ticks": [tick for tick in every if low <= tick <= high]}
 
 
-def _cycled(range_: Sequence[str], domain: Sequence[object]) -> list[str]:
+def _cycled(range_: Sequence[T], domain: Sequence[object]) -> list[T]:
     return [range_[number % len(range_)] for number in range(len(domain))]
-
-
-def _dashes(names: Sequence[str]) -> list[list[int]]:
-    """Solid, until the colours begin again."""
-    return [DASHES[n // len(COLOURS["of_queues"]) % len(DASHES)] for n in range(len(names))]
 
 
 def _distinct(values: Iterable[Any]) -> list[Any]:
     return sorted(set(values))
 
 
-def _held(report: BenchReport) -> set[tuple[float, ...]]:
-    """Batch sizes and workers with which a transaction was held."""
-    return {e.shape[:2] for e in report.entries if e.shape.hold}
-
-
-def _count(number: int, what: str = "workers") -> str:
-    if what == "batch":
-        return f"batch size {number:,}"
-    return numbers.workers(number)
+def _batch(number: int) -> str:
+    return f"batch size {number:,}"
 
 
 def _shape(shape: Shape) -> str:
-    return f"{_count(shape.workers)}, batch size {shape.batch:,}{shape.held(', hold ')}"
-
-
-def _factor(entry: Series, base: Series) -> str:
-    if entry is base or not entry.ratios(base):
-        return ""
-    return f"{numbers.median(entry.ratios(base))}x"
+    return f"{workers(shape.workers)}, {_batch(shape.batch)}{shape.held(', hold ')}"

@@ -93,19 +93,28 @@ def compare(
     cell = Compared(shape, list(zip(queues, entries, strict=True)))
     lots = random.Random(seed)  # noqa: S311 - who goes first
     rule: decide.Rule | None = None
-    finding: decide.Finding | None = None
     began = time.monotonic()
 
-    def keep_judged(whole: BenchReport) -> None:
+    def judged(*, last: bool) -> bool:
+        """Look at the rounds; whether that has come to a finding, which is in the report then."""
         ratios = entries[1].ratios(entries[0])
-        _tell(whole, (rule or decide.Rule(seed=seed)).look(ratios, last=True))
+        finding = (rule or decide.Rule(seed=seed)).look(ratios, last=last)
+        if finding is not None:
+            report.method |= {"rounds": finding.rounds, "comparison": asdict(finding)}
+        return finding is not None
+
+    def keep_judged(whole: BenchReport) -> None:
+        judged(last=True)
         setting.keep(whole)
 
-    with setting._replace(keep=keep_judged).ground([plan], report) as ground:
+    with setting._replace(keep=keep_judged).ground(cell.sides, report) as ground:
         for number in range(1 - PILOTS, MOST + 1):
             round_began = time.monotonic()
-            planned = f"/{rule.looks[-1]}" if rule else ""
-            used = _used(budget, began, number, rule)
+            planned, used = "", 0.0
+            if rule:
+                planned, used = f"/{rule.looks[-1]}", max(0, number - 1) / rule.looks[-1]
+            if budget.seconds:
+                used = min(1.0, (round_began - began) / budget.seconds)
             setting.progress(f"round {max(0, number)}{planned}", used)
             best = cell.measure(ground, setting, lots.sample(cell.sides, 2), counted=number > 0)
             for queue, entry in cell.sides:
@@ -113,16 +122,14 @@ def compare(
                     raise QueueError(f"{queue.name}: {entry.reason}")
             took = time.monotonic() - round_began
             if number < 1:
-                cell.jobs = needed(setting.pace, best, setting.seconds, shape)
+                cell.jobs = needed(setting, best, shape)
                 continue
             left = budget.seconds - (time.monotonic() - began) if budget.seconds else MOST * took
             if rule is None:
                 rounds = budget.rounds or max(decide.LEAST, min(MOST, 1 + int(left / took)))
                 rule = decide.Rule(rounds, seed=seed)
-            finding = rule.look(entries[1].ratios(entries[0]), last=left < took)
-            if finding is not None:
+            if judged(last=left < took):
                 break
-    _tell(report, finding)
     return report
 
 
@@ -130,14 +137,3 @@ def unfit(plan: Group) -> str:
     """The queues that cannot be put under their load, and why; empty where all can."""
     reasons = {queue.name: why_not(queue, plan.shape) for queue in plan.queues}
     return "; ".join(f"{name}: {why}" for name, why in reasons.items() if why)
-
-
-def _tell(report: BenchReport, finding: decide.Finding | None) -> None:
-    assert finding is not None  # after a last look there always is one
-    report.method |= {"rounds": finding.rounds, "comparison": asdict(finding)}
-
-
-def _used(budget: Budget, began: float, number: int, rule: decide.Rule | None) -> float:
-    if budget.seconds:
-        return min(1.0, (time.monotonic() - began) / budget.seconds)
-    return max(0, number - 1) / rule.looks[-1] if rule else 0.0

@@ -82,26 +82,20 @@ def all_handed_over(admin: psycopg.Connection[Any]) -> None:
     """Wait until the workers' sessions have ended, and with that handed over what they counted."""
 
     def alone() -> bool:
-        row = admin.execute(ASKED["others"]).fetchone()
-        return row is not None and not row[0]
+        return admin.execute(ASKED["others"]).fetchone() == (0,)
 
     waits.until(alone, waits.GONE, "the workers' sessions to end")
 
 
 class Alone:
-    """One worker's operations, one by one.
+    """One worker's operations, one by one, each by a statement of its own.
 
     Attributes:
-        session: Its connection.
+        session: Its connection, to where the queue is installed.
     """
 
     def __init__(self, session: LoadSession, load: Load) -> None:
-        """Prepare them, and start.
-
-        Args:
-            session: A connection to where the queue is installed.
-            load: What the worker does, each operation by a statement of its own.
-        """
+        """Prepare them, and start."""
         self.session = session
         self._worker = SqlWorker(session, replace(load, exchange=None), 0, [0])
         self._held: Jobs = []
@@ -131,12 +125,8 @@ def count(
     """Count what one worker alone costs: by `COUNTERS`, medians where single claims are counted.
 
     The buffers of a claim that holds its transaction open are not counted apart from those of its
-    completion.
-
-    Args:
-        admin: Reads the counts.
-        work: The worker, before enough jobs.
-        locking: After how many claims more all rows are looked at for locks.
+    completion. There must be jobs enough, for `locking` claims more, after which all rows are
+    looked at for locks, too.
     """
     claims: list[Totals] = []
     whole: list[Totals] = []
@@ -150,11 +140,10 @@ def count(
         work.complete()
         sent = work.session.trips - sent
         work.hand_over()
-        after = Totals.read(admin)
         if number < WARM or not got:
             continue
         jobs, trips = jobs + got, trips + sent
-        whole.append(after.since(before))
+        whole.append(Totals.read(admin).since(before))
         if apart:
             claims.append(middle.since(before))
     if not jobs:

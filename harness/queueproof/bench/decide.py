@@ -61,11 +61,7 @@ class Rule:
     """
 
     def __init__(self, rounds: int = ROUNDS, *, seed: int = 0) -> None:
-        """Plan the looks.
-
-        Args:
-            rounds: At most.
-            seed: Of the bootstrap.
+        """Plan the looks at so many rounds, at most; the seed is of the bootstrap.
 
         Raises:
             BenchError: So few rounds show nothing, whatever comes out.
@@ -122,10 +118,7 @@ def centre(values: Sequence[float]) -> float:
 def interval(values: Sequence[float], level: float, chances: random.Random) -> tuple[float, float]:
     """The bootstrap's percentile interval of the centre (Efron and Tibshirani, chapter 13).
 
-    Args:
-        values: One for each round.
-        level: From 0 to 1.
-        chances: What draws the resamples.
+    There is a value for each round; the level is from 0 to 1.
     """
     centres = sorted(centre(chances.choices(values, k=len(values))) for _ in range(RESAMPLES))
     outside = math.floor((1 - level) / 2 * RESAMPLES)
@@ -136,9 +129,7 @@ def chance(values: Sequence[float]) -> float:
     """Wilcoxon's signed-rank test: how likely such one-sided rounds are between equal queues.
 
     Two-sided and exact: all signs are counted out. Zeros are left out, equal sizes share a rank.
-
-    Args:
-        values: Logarithms of the ratios, one for each round.
+    Values are logarithms of the ratios, one for each round.
     """
     sizes = sorted(abs(value) for value in values if value)
     first: dict[float, int] = {}

@@ -9,7 +9,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import AbstractContextManager, nullcontext
 from itertools import cycle, islice
 from typing import Any, NamedTuple
 
@@ -61,87 +61,58 @@ GATES: Mapping[str, str] = {
 
 def gates(points: Sequence[Point]) -> dict[str, float]:
     """The figures by `GATES`, of the phases that are whole."""
-    clean, held, after = ([p for p in points if p.phase == phase] for phase in PHASES)
-    found = {
-        "buffers_slope_clean": slope(clean, _buffers) if clean else None,
-        "buffers_slope_old_snapshot": slope(held, _buffers) if held else None,
-        "buffers_recovered": after[-1].buffers if after else None,
-    }
-    return {name: round(figure, 3) for name, figure in found.items() if figure is not None}
+    phases = ([p for p in points if p.phase == phase] for phase in PHASES)
+    *growing, after = phases
+    figures = [slope(phase, lambda p: p.buffers) if phase else None for phase in growing]
+    figures.append(after[-1].buffers if after else None)
+    found = zip(GATES, figures, strict=True)
+    return {name: round(figure, 3) for name, figure in found if figure is not None}
 
 
-def _buffers(point: Point) -> float:
-    return point.buffers
+def endure(
+    admin: psycopg.Connection[Any],
+    work: Alone,
+    batch: int,
+    seconds: float,
+    points: list[Point],
+    *,
+    enqueue: Callable[[int], object],
+    snapshot: Callable[[], AbstractContextManager[object]],
+) -> None:
+    """Go through the phases, of so many seconds each, beside which somebody holds a snapshot.
 
-
-class Enduring(NamedTuple):
-    """A worker beside which somebody holds a snapshot.
-
-    Attributes:
-        admin: Reads the counts.
-        work: The worker's operations.
-        enqueue: Puts one job of a priority in.
-        snapshot: Holds a snapshot as long as it is open.
+    What was measured is added to the points, as soon as it is; `enqueue` puts one job of a
+    priority in.
     """
+    began, claims = time.monotonic(), 0
+    priorities = cycle(range(PRIORITIES))
 
-    admin: psycopg.Connection[Any]
-    work: Alone
-    enqueue: Callable[[int], object]
-    snapshot: Callable[[], AbstractContextManager[object]]
+    def put_in(jobs: int) -> None:
+        for priority in islice(priorities, jobs):
+            enqueue(priority)
 
-    def through(self, batch: int, seconds: float, points: list[Point]) -> None:
-        """Go through the phases.
-
-        Args:
-            batch: Jobs per claim.
-            seconds: Of each phase.
-            points: What was measured is added here, as soon as it is.
-        """
-        began, claims = time.monotonic(), 0
-        priorities = cycle(range(PRIORITIES))
-
-        def put_in(jobs: int) -> None:
-            for priority in islice(priorities, jobs):
-                self.enqueue(priority)
-
-        for phase in PHASES:
-            with ExitStack() as held:
-                if phase == PHASES[1]:
-                    held.enter_context(self.snapshot())
-                for _ in range(POINTS):
-                    until, times = time.monotonic() + seconds / POINTS, list[float]()
-                    while not times or time.monotonic() < until:
-                        put_in(batch)
-                        wanted = time.monotonic()
-                        self.work.claim()
-                        times.append(time.monotonic() - wanted)
-                        self.work.complete()
-                    put_in(JOBS * batch)
-                    counted = counters.count(self.admin, self.work, locking=0)
-                    claims += len(times) + JOBS
-                    row = self.admin.execute(counters.ASKED["vacuumed"]).fetchone()
-                    assert row is not None  # an aggregate
-                    each = counted.get("buffers_per_job", 0.0) * batch
-                    points.append(
-                        Point(
-                            phase,
-                            time.monotonic() - began,
-                            claims,
-                            counted.get("buffers_per_claim", each),
-                            statistics.median(times),
-                            int(row[1]),
-                            int(row[2]),
-                            int(row[0]),
-                        )
-                    )
+    for phase in PHASES:
+        with snapshot() if phase == PHASES[1] else nullcontext():
+            for _ in range(POINTS):
+                until, times = time.monotonic() + seconds / POINTS, list[float]()
+                while not times or time.monotonic() < until:
+                    put_in(batch)
+                    wanted = time.monotonic()
+                    work.claim()
+                    times.append(time.monotonic() - wanted)
+                    work.complete()
+                put_in(JOBS * batch)
+                counted = counters.count(admin, work, locking=0)
+                claims += len(times) + JOBS
+                row = admin.execute(counters.ASKED["vacuumed"]).fetchone()
+                assert row is not None  # an aggregate
+                each = counted.get("buffers_per_job", 0.0) * batch
+                buffers = counted.get("buffers_per_claim", each)
+                now, p50 = time.monotonic() - began, statistics.median(times)
+                points.append(Point(phase, now, claims, buffers, p50, *map(int, row)))
 
 
 def slope(points: Sequence[Point], of: Callable[[Point], float]) -> float:
-    """By how much something grows in 1,000 claims: the line that fits best.
-
-    Args:
-        points: Two or more.
-        of: What of a point.
-    """
+    """By how much something grows in 1,000 claims: the line that fits two points or more best."""
     line = statistics.linear_regression([p.claims for p in points], [of(p) for p in points])
     return 1000 * line.slope

@@ -69,12 +69,21 @@ class BenchReport:
     method: dict[str, Any]
     entries: list[Series]
 
+    @property
+    def plain(self) -> list[Series]:
+        """Those that were measured without a held transaction."""
+        return [e for e in self.entries if e.runs and not e.shape.hold]
+
+    @property
+    def held(self) -> set[tuple[float, ...]]:
+        """Batch sizes and workers with which a transaction was held."""
+        return {e.shape[:2] for e in self.entries if e.shape.hold}
+
     def names(self) -> list[str]:
         """The queues, the fastest first: under the smallest of the loads that most have."""
-        plain = [e for e in self.entries if e.runs and not e.shape.hold]
-        shapes = Counter(e.shape for e in plain)
+        shapes = Counter(e.shape for e in self.plain)
         shape = min(shapes, key=lambda one: (-shapes[one], one), default=None)
-        speed = {e.queue: e.rate for e in plain if e.shape == shape}
+        speed = {e.queue: e.rate for e in self.plain if e.shape == shape}
         return sorted({e.queue: e for e in self.entries}, key=lambda name: -speed.get(name, 0))
 
     def possible(self) -> list[tuple[Series, list[float]]]:
@@ -84,13 +93,11 @@ class BenchReport:
         them. The workers are so many as most queues were measured with; empty without a limit.
         """
         limit = self.method.get("limit")
-        plain = [e for e in self.entries if e.runs and not e.shape.hold]
-        bases = {e.shape: e for e in plain if e.queue == limit}
-        shown = [e for e in plain if e.shape in bases and e.queue != limit]
+        bases = {e.shape: e for e in self.plain if e.queue == limit}
+        shown = [e for e in self.plain if e.shape in bases and e.queue != limit]
         workers = Counter(e.shape.workers for e in shown)
         most = max(workers, key=lambda count: (workers[count], -count), default=0)
-        beside = [e for e in shown if e.shape.workers == most]
-        return [(e, e.ratios(bases[e.shape])) for e in beside]
+        return [(e, e.ratios(bases[e.shape])) for e in shown if e.shape.workers == most]
 
     def to_json(self) -> str:
         """The report in the shape of pytest-benchmark's JSON; `pytest-benchmark compare` reads it.
@@ -133,22 +140,19 @@ class BenchReport:
             own = content["queueproof"]
             if own["format"] != FORMAT:
                 raise BenchError(f"format {own['format']} of a benchmark; this reads {FORMAT}")
-            entries = [
-                _entry(found["params"], found["extra_info"]) for found in content["benchmarks"]
-            ]
-            entries += [_entry(found, found) for found in own["missing"]]
-            return cls(own["method"], entries)
+            told = [(found["params"], found["extra_info"]) for found in content["benchmarks"]]
+            told += [(found, found) for found in own["missing"]]
+            return cls(own["method"], [_entry(*found) for found in told])
         except (ValueError, KeyError, TypeError) as error:
-            told = f"it has no {error}" if isinstance(error, KeyError) else str(error)
+            why = f"it has no {error}" if isinstance(error, KeyError) else str(error)
             raise BenchError(
-                f"this is no benchmark, as `queueproof bench --json` writes one: {told}"
+                f"this is no benchmark, as `queueproof bench --json` writes one: {why}"
             ) from None
 
 
 def _benchmark(entry: Series) -> dict[str, Any]:
     shape = entry.shape
-    hold = f"-hold{shape.hold * 1000:g}ms" if shape.hold else ""
-    group = f"batch{shape.batch}-workers{shape.workers}{hold}"
+    group = f"batch{shape.batch}-workers{shape.workers}{shape.held('-hold').replace(' ', '')}"
     times = [1 / run.rate for run in entry.runs]
     low, middle, high = (
         statistics.quantiles(times, method="inclusive") if len(times) > 1 else times * 3

@@ -77,10 +77,7 @@ class Condition:
         return cls(text, name, found["how"], factor, _read(path) if path else None, path)
 
     def judge(self, entries: Sequence[Series]) -> list[str]:
-        """Where it is true: a sentence for each queue and batch size.
-
-        Args:
-            entries: What was counted now.
+        """Where it is true of what was counted now: a sentence for each queue and batch size.
 
         Raises:
             BenchError: Nothing was counted that it could be asked of, or the baseline lacks it.
@@ -93,7 +90,8 @@ class Condition:
         for (queue, batch), counters in counted.items():
             limit = self.factor
             if self.baseline is not None:
-                limit *= _before(self, queue, batch, alone=len({q for q, _ in counted}) == 1)
+                alone = len({q for q, _ in counted}) == 1
+                limit *= self._before(self.baseline, queue, batch, alone=alone)
             if _COMPARISONS[self.how](counters[self.name], limit):
                 told.append(
                     f"{queue}, batch {batch}: {self.name} is {counters[self.name]:g}, which is"
@@ -101,27 +99,22 @@ class Condition:
                 )
         return told
 
+    def _before(self, baseline: BenchReport, queue: str, batch: int, *, alone: bool) -> float:
+        """The baseline's figure; a single queue may have had another name then."""
+        entries = [e for e in baseline.entries if self.name in e.counted]
+        renamed = alone and len({entry.queue for entry in entries}) == 1
+        for entry in entries:
+            if entry.shape.batch == batch and (renamed or entry.queue == queue):
+                return entry.counted[self.name]
+        raise BenchError(
+            f"{self.path} has no {self.name} of {queue} at batch {batch}; write it anew with --json"
+        )
+
 
 def _read(path: str) -> BenchReport:
     try:
-        written = waits.text(Path(path))
-    except QueueproofError as error:
-        raise BenchError(str(error)) from None
-    try:
-        return BenchReport.from_json(written)
+        return BenchReport.from_json(waits.text(Path(path)))
     except BenchError as error:
         raise BenchError(f"{path}: {error}") from None
-
-
-def _before(condition: Condition, queue: str, batch: int, *, alone: bool) -> float:
-    """The baseline's figure; a single queue may have had another name then."""
-    assert condition.baseline is not None  # or there is nothing to look up
-    entries = [e for e in condition.baseline.entries if condition.name in e.counted]
-    renamed = alone and len({entry.queue for entry in entries}) == 1
-    for entry in entries:
-        if entry.shape.batch == batch and (renamed or entry.queue == queue):
-            return entry.counted[condition.name]
-    raise BenchError(
-        f"{condition.path} has no {condition.name} of {queue} at batch {batch}; write it anew with"
-        " --json"
-    )
+    except QueueproofError as error:
+        raise BenchError(str(error)) from None

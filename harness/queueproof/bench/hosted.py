@@ -17,7 +17,7 @@ from typing import Any, TypeAlias
 from psycopg.conninfo import make_conninfo
 
 from queueproof import waits
-from queueproof.bench.load import RETRYABLE, of_size
+from queueproof.bench.load import RETRYABLE, completes_many, of_size
 from queueproof.bench.measured import Shape
 from queueproof.bench.session import processor_seconds
 from queueproof.bench.worker import NAME, Tally, Worker, drive
@@ -42,12 +42,7 @@ class HostedWorkers:
     """
 
     def __init__(self, queue: WorkerQueue, conninfo: str, shape: Shape) -> None:
-        """Install the queue.
-
-        Args:
-            queue: The queue.
-            conninfo: Of an empty database.
-            shape: Of the load.
+        """Install the queue in an empty database.
 
         Raises:
             QueueError: A worker does not begin, or the queue lacks what a load needs.
@@ -59,23 +54,28 @@ class HostedWorkers:
         self._stack = ExitStack()
         self._processes: list[WorkerProcess] = []
         self.ids: list[bytes] = []
+        self._init = queue.request("init", dsn=conninfo, queue="default")
         self._install()
 
     def close(self) -> None:
         """End the workers, and with them their connections."""
         self._stack.close()
 
-    @property
-    def _init(self) -> Json:
-        return self._queue.request("init", dsn=self._conninfo, queue="default")
-
     def begin(self) -> None:
-        """Start the workers."""
+        """Start the workers, and measure what a message costs."""
         self._processes = self._started(self._stack, self._shape.workers, self._init)
         for number, process in enumerate(self._processes if "start" in self._queue.offers else ()):
             request = self._queue.request("start", worker=NAME.format(number))
             self._queue.read_error("start", process.ask(request))
-        self.message = self._cost_of_a_message()
+        if not self._queue.moves_clock:
+            return
+        request = self._queue.request("clock", ahead=0.0)
+        times = []
+        for _ in range(MESSAGES):
+            asked = time.monotonic()
+            self._queue.read_error("clock", self._processes[0].ask(request))
+            times.append(time.monotonic() - asked)
+        self.message = statistics.median(times)
 
     def _started(self, stack: ExitStack, count: int, init: Json) -> list[WorkerProcess]:
         names = [f"worker {number + 1}" for number in range(count)]
@@ -103,23 +103,10 @@ class HostedWorkers:
                 " offer no complete"
             )
 
-    def _cost_of_a_message(self) -> float:
-        if not self._queue.moves_clock:
-            return 0.0
-        request = self._queue.request("clock", ahead=0.0)
-        times = []
-        for _ in range(MESSAGES):
-            asked = time.monotonic()
-            self._queue.read_error("clock", self._processes[0].ask(request))
-            times.append(time.monotonic() - asked)
-        return statistics.median(times)
-
     def fill(self, jobs: int, payload: int) -> None:
-        """Put jobs in, by workers whose commits wait for no disk, which end then; promote them.
+        """Put jobs in, whose payload has so many bytes at least, and promote them.
 
-        Args:
-            jobs: How many.
-            payload: Bytes of each job's payload at least.
+        That is done by workers whose commits wait for no disk, and which end then.
         """
         text = of_size(payload).decode()
         given = {"payload": text, "priority": 0, "delay": timedelta(0), "queue": "default"}
@@ -144,12 +131,7 @@ class HostedWorkers:
     def work(self, seconds: float, tick: Callable[[], None]) -> tuple[float, list[Tally]]:
         """Claim and complete until all jobs are done or the time is up, and end the workers.
 
-        Args:
-            seconds: After which they claim no more.
-            tick: Called again and again meanwhile.
-
-        Returns:
-            When it began, by `time.monotonic`, and what each did.
+        Else as `Pool.work`.
         """
         accepted = [0] * len(self._processes)
         workers = [
@@ -202,35 +184,19 @@ class HostedWorker(Worker):
     """A worker that is a program, and is asked for each operation."""
 
     def __init__(
-        self,
-        queue: WorkerQueue,
-        batch: int,
-        number: int,
-        jobs: int,
-        accepted: MutableSequence[int],
+        self, queue: WorkerQueue, batch: int, number: int, jobs: int, accepted: MutableSequence[int]
     ) -> None:
-        """Do nothing yet.
-
-        Args:
-            queue: Whose worker it is.
-            batch: Jobs per claim.
-            number: Which worker this is.
-            jobs: How many are to be completed, by all.
-            accepted: Completions by worker.
-        """
+        """Do nothing yet; a claim is of a batch, and the rest as of `Worker`."""
         super().__init__(number, jobs, accepted)
         self._queue = queue
-        # One message completes all that a claim got.
-        self._many = "complete_many" in queue.offers and (
-            batch > 1 or "complete" not in queue.offers
-        )
+        self._many = completes_many(queue, batch)
         self._worker = NAME.format(number)
         self._claim = queue.request("claim", worker=self._worker, limit=batch, queue="default")
 
     def work(self, until: float) -> Steps:
         """Claim and complete until all jobs are done or the time is up; what came of it."""
         yield from self._at_once(until)
-        return self._told()
+        return self.tally
 
     def claim(self) -> Steps:
         """Claim once; what it got, which is nothing where there was nothing this time."""

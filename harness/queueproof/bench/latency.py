@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 LEAST, MOST = 1, 3_600_000_000  # microseconds
 DIGITS = 3  # significant: an error of a per mille
-SHARES = (50.0, 95.0, 99.0, 99.9)  # per cent
+SHARES = {"p50": 50.0, "p95": 95.0, "p99": 99.0, "p99.9": 99.9, "max": 100.0}  # per cent
 
 
 def empty() -> HdrHistogram:
@@ -36,19 +36,8 @@ def encoded(latencies: Iterable[float]) -> str:
     return str(histogram.encode(), "ascii")
 
 
-def percentiles(histograms: Sequence[str]) -> dict[str, float]:
-    """Seconds by `p50` to `p99.9` and `max`, of several histograms together."""
-    found = at(histograms, (*SHARES, 100.0))
-    return dict(zip([f"p{share:g}" for share in SHARES] + ["max"], found, strict=True))
-
-
-def at(histograms: Sequence[str], shares: Sequence[float]) -> list[float]:
-    """Seconds that so many per cent of all latencies do not exceed.
-
-    Args:
-        histograms: As `encoded` makes them.
-        shares: Per cent.
-    """
+def at(histograms: Sequence[str], shares: Iterable[float]) -> list[float]:
+    """Seconds that so many per cent of all latencies do not exceed, of encoded histograms."""
     merged = empty()
     for histogram in histograms:
         merged.decode_and_add(histogram)

@@ -7,22 +7,15 @@ anew each time, which costs a quarter of the throughput of a claim (findings: th
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
-from typing import NamedTuple, TypeAlias
+from dataclasses import dataclass, replace
+from typing import TypeAlias
 
 from psycopg import postgres, pq
 from psycopg.pq.abc import PGconn
 
 from queueproof import waits
 from queueproof.bench.measured import Shape
-from queueproof.bench.session import (
-    AnswerColumn,
-    Command,
-    LoadSession,
-    RejectedError,
-    Script,
-    values,
-)
+from queueproof.bench.session import Command, Field, LoadSession, RejectedError, Script, values
 from queueproof.bench.worker import Exchange, Load
 from queueproof.errors import QueueError, QueueproofError, Source
 from queueproof.queues.block import Block, Statement
@@ -34,7 +27,6 @@ from queueproof.queues.worker import WorkerQueue
 PIPELINE = 500  # statements between two synchronisations while jobs are put in
 PAYLOAD = b'{"task": "benchmark"}'
 RETRYABLE = frozenset({"40001", "40P01"})
-_PLAIN = frozenset({20, 21, 23, 26, 700, 701, 2950})  # int8, int2, int4, oid, float4, float8, uuid
 _TYPES = {
     "worker": 25,
     "queue": 25,
@@ -53,26 +45,6 @@ _CLOSES = frozenset({"COMMIT", "END", "ROLLBACK", "ABORT"})
 
 class NotApplicableError(QueueproofError):
     """A queue that cannot be measured this way, by its own contract; the message says why."""
-
-
-class Field(NamedTuple):
-    """A column of an answer, as the server describes it.
-
-    Attributes:
-        place: In a row.
-        name: Its name.
-        oid: Of its type.
-        array: Of the array of that.
-    """
-
-    place: int
-    name: str
-    oid: int
-    array: int
-
-    def as_parameter(self, suffix: str) -> AnswerColumn:
-        """What later steps take of it."""
-        return AnswerColumn(self.place, self.name + suffix, self.oid in _PLAIN)
 
 
 Loaded: TypeAlias = SqlFileQueue | WorkerQueue
@@ -118,6 +90,11 @@ def why_not(queue: Loaded, shape: Shape) -> str | None:
     return None
 
 
+def completes_many(queue: Loaded, batch: int) -> bool:
+    """Whether all that a claim got is completed at once."""
+    return "complete_many" in queue.offers and (batch > 1 or "complete" not in queue.offers)
+
+
 def ends_open(block: Block) -> bool:
     """Whether a block leaves a transaction open, which its worker ends later."""
     is_open = False
@@ -128,12 +105,7 @@ def ends_open(block: Block) -> bool:
 
 
 def literal_limit(text: str, limit: int) -> str:
-    """Write a number for `:limit`, and nothing else.
-
-    Args:
-        text: A statement.
-        limit: The number.
-    """
+    """A statement with a number for `:limit`, and else as it is."""
     found = compile_statement(text, move_clock=False)
     for edit in reversed(found.edits):
         if text[edit.start : edit.end] == ":limit":
@@ -142,13 +114,9 @@ def literal_limit(text: str, limit: int) -> str:
 
 
 def compile_queue(queue: SqlFileQueue, pgconn: PGconn, shape: Shape) -> Load:
-    """Compile an installed queue.
+    """Compile a queue for a load.
 
-    Args:
-        queue: The queue.
-        pgconn: A connection to where it is installed; statements are prepared there to learn
-            their types, and dropped.
-        shape: Of the load.
+    Where it is installed, statements are prepared to learn their types, and dropped.
 
     Raises:
         NotApplicableError: The queue has no such claim.
@@ -156,7 +124,7 @@ def compile_queue(queue: SqlFileQueue, pgconn: PGconn, shape: Shape) -> Load:
     """
     if reason := why_not(queue, shape):
         raise NotApplicableError(reason)
-    return _Compiler(queue, pgconn).compile(shape)
+    return _Compiler(queue, pgconn, shape).load()
 
 
 def _own(operation: str) -> dict[str, int]:
@@ -166,124 +134,116 @@ def _own(operation: str) -> dict[str, int]:
 
 def _arrays(fields: list[Field]) -> dict[str, int]:
     """The parameters that an answer gives to what follows, with their types."""
-    return {f"{field.name}s": field.array for field in fields if field.oid != VOID}
+    return {f"{field.name}s": field.array for field in fields}
 
 
+def _place(block: Block, fields: list[Field], name: str) -> int:
+    """Where a block's answer has a column."""
+    for field in fields:
+        if field.name == name:
+            return field.place
+    source = Source(block.statements[0].source.path, block.line)
+    raise QueueError(f"{block.name} must return a column {name}", source)
+
+
+@dataclass(frozen=True, slots=True)
 class _Compiler:
-    def __init__(self, queue: SqlFileQueue, pgconn: PGconn) -> None:
-        self._queue = queue
-        self._pgconn = pgconn
-        lease = queue.lease_seconds
-        self._constants: dict[str, bytes | None] = {
-            "queue": b"default",
-            "priority": b"0",
-            "max_attempts": str(queue.max_attempts or 3).encode(),
-            "delay": b"0 seconds",
-            "lease": f"{lease:.6f} seconds".encode() if lease else None,
-            NOW: b"now",  # which PostgreSQL reads as the time
-        }
+    queue: SqlFileQueue
+    pgconn: PGconn
+    shape: Shape
 
-    def compile(self, shape: Shape) -> Load:
-        queue = self._queue
-        claim_block = queue.blocks["claim"]
-        claim, fields = self._script(claim_block, _own("claim"), shape.batch)
-        self._column(claim_block, fields, "id")
-        strict = queue.isolation != "read committed"
-        enqueue_block = queue.blocks["enqueue"]
-        enqueue, enqueued = self._script(enqueue_block, _own("enqueue"))
-        observed, columns = self._observed()
+    def load(self) -> Load:
+        queue, blocks = self.queue, self.queue.blocks
+        claim, fields = self._script(blocks["claim"], _own("claim"))
+        _place(blocks["claim"], fields, "id")
+        enqueue, enqueued = self._script(blocks["enqueue"], _own("enqueue"))
+        jobs = blocks.get("jobs")
+        observed, answer = self._script(jobs, {})
+        lease, strict = queue.lease_seconds, queue.isolation != "read committed"
         load = Load(
             setup=(
                 f"SET search_path = public;SET default_transaction_isolation = '{queue.isolation}'"
             ).encode(),
-            start=self._of_itself("start"),
+            start=self._script(blocks.get("start"), _own("start"))[0],
             claim=claim,
             complete=Script(()),  # a claim that takes its jobs out for good
             many=True,
-            token=self._columns(fields, "s", set()),
-            constants=self._constants,
+            token=tuple(field.renamed("s") for field in fields if field.name == "id"),
+            constants={
+                "queue": b"default",
+                "priority": b"0",
+                "max_attempts": str(queue.max_attempts or 3).encode(),
+                "delay": b"0 seconds",
+                "lease": f"{lease:.6f} seconds".encode() if lease else None,
+                NOW: b"now",  # which PostgreSQL reads as the time
+            },
             retry_on=queue.retry_on | (RETRYABLE if strict else {"40P01"}),
             enqueue=enqueue,
-            enqueue_id=self._column(enqueue_block, enqueued, "id"),
-            promote=replace(self._of_itself("promote"), counts=True),
+            enqueue_id=_place(blocks["enqueue"], enqueued, "id"),
+            promote=replace(self._script(blocks.get("promote"), _own("promote"))[0], counts=True),
             observed=observed,
-            observed_columns=columns,
+            observed_columns=[_place(jobs, answer, name) for name in ("id", "state") if jobs],
             states={own.encode(): state.encode() for own, state in queue.states.items()},
         )
-        return self._completing(load, fields, shape) if queue.completes else load
+        return self._completing(load, fields) if queue.completes else load
 
-    def _observed(self) -> tuple[Script | None, tuple[int, int]]:
-        """What says how the jobs ended, and where its answer has id and state."""
-        block = self._queue.blocks.get("jobs")
-        if block is None:
-            return None, (0, 0)
-        script, answer = self._script(block, {})
-        return script, (self._column(block, answer, "id"), self._column(block, answer, "state"))
-
-    def _completing(self, load: Load, fields: list[Field], shape: Shape) -> Load:
+    def _completing(self, load: Load, fields: list[Field]) -> Load:
         """The load with its completion, which takes what a claim answers."""
-        queue, batch, hold = self._queue, shape.batch, shape.hold
-        many = "complete_many" in queue.offers and (batch > 1 or "complete" not in queue.offers)
+        queue, hold = self.queue, self.shape.hold
+        many = completes_many(queue, self.shape.batch)
         block = queue.blocks["complete_many" if many else "complete"]
         suffix = "s" if many else ""
-        passed = _arrays(fields) if many else {f.name: f.oid for f in fields if f.oid != VOID}
         # A parameter of the operation's own wins over a column of the same name.
         own = _own(block.name)
-        complete, _ = self._script(block, {**passed, **own})
+        passed = _arrays(fields) if many else {field.name: field.oid for field in fields}
+        complete, _ = self._script(block, passed | own)
         needed = block.used.keys() - own.keys()
         both = None if hold else queue.blocks.get("complete_and_claim")
         if both:
             needed |= {name.removesuffix("s") + suffix for name in both.used.keys() - own.keys()}
-        token = self._columns(fields, suffix, needed)
-        exchange = self._exchange(both, fields, token, batch) if both else None
+        kept = [field for field in fields if field.name + suffix in needed or field.name == "id"]
+        kept.sort(key=lambda field: field.name != "id")
         claim = load.claim
         if hold:
             claim, complete = self._held(claim, complete, hold)
         return replace(
-            load, claim=claim, complete=complete, many=many, token=token, exchange=exchange
+            load,
+            claim=claim,
+            complete=complete,
+            many=many,
+            token=tuple(field.renamed(suffix) for field in kept),
+            exchange=self._exchange(both, fields, kept) if both else None,
         )
 
-    def _of_itself(self, operation: str) -> Script:
-        """A block that takes nothing of any job; no command where the queue does not have it."""
-        block = self._queue.blocks.get(operation)
-        return self._script(block, _own(operation))[0] if block else Script(())
-
-    def _exchange(
-        self, block: Block, fields: list[Field], token: tuple[AnswerColumn, ...], batch: int
-    ) -> Exchange:
+    def _exchange(self, block: Block, fields: list[Field], kept: list[Field]) -> Exchange:
         """A block that completes and claims, by what a claim answers and what is kept of that."""
-        own = _own(block.name)
-        script, answer = self._script(block, {**_arrays(fields), **own}, batch)
-        names = [fields[column.index].name for column in token]
-        columns = tuple(
-            AnswerColumn(self._column(block, answer, name), f"{name}s", column.plain)
-            for name, column in zip(names, token, strict=True)
-        )
-        return Exchange(script, columns, self._column(block, answer, "completed"))
+        script, answer = self._script(block, _arrays(fields) | _own(block.name))
+        token = [f._replace(place=_place(block, answer, f.name)).renamed("s") for f in kept]
+        return Exchange(script, tuple(token), _place(block, answer, "completed"))
 
-    def _script(
-        self, block: Block, types: Mapping[str, int], limit: int | None = None
-    ) -> tuple[Script, list[Field]]:
-        """A block's commands, and the columns of its answer."""
+    def _script(self, block: Block | None, types: Mapping[str, int]) -> tuple[Script, list[Field]]:
+        """A block's commands, and the columns of its answer; none where the queue lacks it."""
+        if block is None:
+            return Script(()), []
         known = dict(types)
         commands: list[Command] = []
         answer: list[Field] = []
+        limit = self.shape.batch if "limit" in OPERATIONS[block.name] else None
         needed = {name for s in block.statements[1:] for name in s.parameters}
         for number, statement in enumerate(block.statements):
-            name = f"{block.name}_{number}"
-            command, fields = self._command(name, statement, known, limit)
-            command = replace(command, otherwise=statement.otherwise)
-            if fields:
+            command, fields = self._command(f"{block.name}_{number}", statement, known, limit)
+            if fields is not None:
                 answer = fields
-                arrays = self._columns(fields, "s", needed, leading="")
-                command = replace(command, arrays=arrays)
+                arrays = (field.renamed("s") for field in fields if f"{field.name}s" in needed)
+                command = replace(command, arrays=tuple(arrays))
                 known |= _arrays(fields)
             commands.append(command)
         return Script(tuple(commands), block.mode == "!"), answer
 
     def _command(
         self, name: str, statement: Statement, types: Mapping[str, int], limit: int | None
-    ) -> tuple[Command, list[Field]]:
+    ) -> tuple[Command, list[Field] | None]:
+        """A statement, and the columns of its answer that have a value; None: it has no answer."""
         text = statement.text if limit is None else literal_limit(statement.text, limit)
         compiled = compile_statement(text, move_clock=False)
         for parameter in compiled.names:
@@ -297,8 +257,9 @@ class _Compiler:
             types=tuple(types[parameter] for parameter in compiled.names),
             parameters=compiled.names,
             where=str(statement.source),
+            otherwise=statement.otherwise,
         )
-        result = self._pgconn.prepare(b"", command.sql, command.types)
+        result = self.pgconn.prepare(b"", command.sql, command.types)
         if result.status != pq.ExecStatus.COMMAND_OK:
             position = result.error_field(pq.DiagnosticField.STATEMENT_POSITION)
             offset = position_in(compiled, int(position)) if position else 0
@@ -306,43 +267,26 @@ class _Compiler:
             message = (result.error_field(pq.DiagnosticField.MESSAGE_PRIMARY) or b"").decode()
             source = Source(statement.source.path, line)
             raise QueueError(f"PostgreSQL rejected this SQL: {message}", source)
-        told = self._pgconn.describe_prepared(b"")
+        told = self.pgconn.describe_prepared(b"")
         fields = [
             Field(place, (told.fname(place) or b"").decode(), oid, self._array_of(oid))
             for place, oid in enumerate(map(told.ftype, range(told.nfields)))
+            if oid != VOID
         ]
-        return command, fields
-
-    def _columns(
-        self, fields: list[Field], suffix: str, needed: set[str], *, leading: str = "id"
-    ) -> tuple[AnswerColumn, ...]:
-        """The columns that are needed later, the leading one first and in any case."""
-        columns = [
-            field.as_parameter(suffix)
-            for field in fields
-            if field.oid != VOID and (field.name + suffix in needed or field.name == leading)
-        ]
-        return tuple(sorted(columns, key=lambda column: column.name != leading + suffix))
-
-    def _column(self, block: Block, fields: list[Field], name: str) -> int:
-        for field in fields:
-            if field.name == name:
-                return field.place
-        source = Source(block.statements[0].source.path, block.line)
-        raise QueueError(f"{block.name} must return a column {name}", source)
+        return command, fields if told.nfields else None
 
     def _array_of(self, oid: int) -> int:
         known = postgres.types.get(oid)
         if known is not None:
             return known.array_oid
         query = b"SELECT typarray FROM pg_catalog.pg_type WHERE oid = $1"
-        found = self._pgconn.exec_params(query, [str(oid).encode()])
+        found = self.pgconn.exec_params(query, [str(oid).encode()])
         return int(found.get_value(0, 0) or 0) if found.ntuples else 0
 
     def _held(self, claim: Script, complete: Script, hold: float) -> tuple[Script, Script]:
         """Wait where the transaction of the claim is about to end."""
         commands = claim.commands
-        if ends_open(self._queue.blocks["claim"]):
+        if ends_open(self.queue.blocks["claim"]):
             first, *rest = complete.commands
             return claim, replace(complete, commands=(replace(first, wait=hold), *rest))
         if len(commands) == 1:
@@ -359,21 +303,11 @@ def of_size(payload: int) -> bytes:
 
 
 def fill(
-    queue: SqlFileQueue,
-    session: LoadSession,
-    shape: Shape,
-    *,
-    jobs: int,
-    payload: int = 0,
+    queue: SqlFileQueue, session: LoadSession, shape: Shape, *, jobs: int, payload: int
 ) -> tuple[Load, list[bytes]]:
-    """Install a queue and put jobs in; what was compiled, and the jobs' ids.
+    """Install a queue in an empty schema and put jobs in; what was compiled, and the jobs' ids.
 
-    Args:
-        queue: The queue.
-        session: A connection to its empty schema.
-        shape: Of the load.
-        jobs: How many.
-        payload: Bytes of each job's payload at least.
+    A job's payload has so many bytes at least.
 
     Raises:
         NotApplicableError: The queue has no such claim.
@@ -395,15 +329,9 @@ def fill(
 
 
 def promote(load: Load, session: LoadSession, jobs: int) -> None:
-    """Make jobs claimable that were put in, where that takes a step of its own.
+    """Make claimable so many jobs, at most, as were put in, where that takes a step of its own.
 
-    Args:
-        load: Of the queue.
-        session: A connection on which its `promote` is prepared.
-        jobs: How many there may be; a function, which does not tell what it has changed, runs once.
-
-    Raises:
-        RejectedError: The server rejected it.
+    A function, which does not tell what it has changed, runs once.
     """
     for _ in range(jobs if load.promote.commands else 0):
         _, changed = session.run(load.promote, {})

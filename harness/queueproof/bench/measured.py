@@ -123,13 +123,9 @@ class Measured:
 
 
 def percentile(ordered: Sequence[float], share: float) -> float:
-    """The smallest value that at least a share of all does not exceed (nearest rank).
+    """The smallest value that at least a share, from 0 to 1, does not exceed (nearest rank).
 
-    Every sample of a cell is kept, so this is exact: a histogram would save memory that a second
-    of load does not need.
-
-    Args:
-        ordered: Ascending; at least one.
-        share: From 0 to 1.
+    Every sample of a cell is kept, in ascending order here, so this is exact: a histogram would
+    save memory that a second of load does not need.
     """
     return ordered[max(0, -int(-share * len(ordered) // 1) - 1)]

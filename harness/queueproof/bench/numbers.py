@@ -10,12 +10,9 @@ MOST_DIGITS = 2  # however small the spread
 
 
 def rounded(value: float, spread: float | None, digits: int = MOST_DIGITS) -> str:
-    """A figure, its last digit the first that the spread makes uncertain.
+    """A figure, whose last digit is the first that the spread makes uncertain, or the last allowed.
 
-    Args:
-        value: The figure.
-        spread: By how much it may be off, in its own unit; None where that is not known.
-        digits: Most of them.
+    The spread is by how much it may be off, in its own unit; None where that is not known.
     """
     if not value or not math.isfinite(value):
         return f"{value:g}"
@@ -42,6 +39,12 @@ def with_spread(values: Sequence[float]) -> str:
     if spread is None:
         return f"{median(values)} (1 round)"
     return f"{median(values)} ±{spread / statistics.median(values):.0%}"
+
+
+def with_range(values: Sequence[float], unit: str = "") -> str:
+    """The median; in brackets the least and the most: `0.5x (0.4 to 0.6)`."""
+    low, high = (rounded(end(values), half_range(values)) for end in (min, max))
+    return f"{median(values)}{unit} ({low} to {high})"
 
 
 def workers(number: int) -> str:

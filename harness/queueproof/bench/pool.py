@@ -37,15 +37,10 @@ class Pool:
     """
 
     def __init__(self, size: int) -> None:
-        """Start one for each processor, or for each worker where these are fewer.
-
-        Args:
-            size: Most workers.
-        """
+        """Start one for each processor, or for each of at most `size` workers if that is fewer."""
         context = multiprocessing.get_context("spawn")
         self._accepted = context.RawArray("q", size)
         self._busy: Sequence[Connection] = ()
-        self._prepared: tuple[str, Load] | None = None
         self._pipes: list[Connection] = []
         self._processes: list[SpawnProcess] = []
         self._working = False  # whether one of them still owes an answer
@@ -65,18 +60,13 @@ class Pool:
             raise
 
     def prepare(self, conninfo: str, load: Load, workers: int) -> None:
-        """Let workers connect and prepare their statements; they then wait for `work`.
-
-        Args:
-            conninfo: Where to.
-            load: What they will do.
-            workers: How many of them; the others stay idle.
+        """Let so many workers connect and prepare their statements; they then wait for `work`.
 
         Raises:
             QueueError: The server rejected something.
             WorkerLostError: A worker died or did not answer.
         """
-        self._prepared = conninfo, load
+        self._conninfo, self._load = conninfo, load
         for number in range(len(self._accepted)):
             self._accepted[number] = 0
         pipes = self._busy = self._pipes[:workers]
@@ -103,21 +93,19 @@ class Pool:
             QueueError: The server rejected something.
             WorkerLostError: A worker died or did not answer.
         """
-        assert self._prepared is not None  # nobody is let go before
-        pipes, warm_up = self._busy, self._prepared[1].warm_up
+        warm_up = self._load.warm_up
         began = time.monotonic() + warm_up
-        _tell(pipes, (began, began + seconds))
-        answers = self._answers(pipes, warm_up + seconds + GRACE, tick)
+        _tell(self._busy, (began, began + seconds))
+        answers = self._answers(self._busy, warm_up + seconds + GRACE, tick)
         _raise_first(answers)
         return began, [t for answer in answers if isinstance(answer, list) for t in answer]
 
     def states(self) -> dict[bytes, bytes] | None:
         """The state of each job; None where the queue cannot say."""
-        assert self._prepared is not None  # there are no jobs before
-        conninfo, load = self._prepared
-        if load.observed is None:
+        load = self._load
+        if not load.observed.commands:
             return None
-        with closing(LoadSession(conninfo, load.setup)) as session:
+        with closing(LoadSession(self._conninfo, load.setup)) as session:
             session.prepare(load.observed)
             answer, _ = session.run(load.observed, {})
         if answer is None:

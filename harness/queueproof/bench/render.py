@@ -53,28 +53,26 @@ def comparison(report: BenchReport) -> list[str]:
     width = (found.high - found.low) / 10  # a digit more than it allows: ends near 1 matter
     ratio, low, high = (numbers.rounded(v, width, 3) for v in (found.ratio, found.low, found.high))
     ended = "sure" if found.sure else "the budget ended before it was sure"
-    rule = (
-        f"Rule: a signed-rank test over the rounds, at most {len(LOOKS)} planned looks, all"
-        f" together wrong about equal queues in less than {ERROR:.1%} of comparisons; the interval"
-        " must agree."
-    )
-    size = (
-        f"**{verdict}**: {second} does {ratio} times the jobs/s of {first}"
-        f" ({low} to {high}; bootstrap, {found.level:.1%})."
-    )
     took = f"{found.rounds} rounds, {found.looks} look{'s' * (found.looks > 1)}: {ended}."
-    took = f"{took} {_would_have(found)}".strip()
-    return [size, took, rule]
-
-
-def _would_have(found: Finding) -> str:
-    """What a comparison that saw nothing rules out."""
-    if found.verdict != "no difference seen":
-        return ""
-    if found.rounds < LEAST:
-        return f"With fewer than {LEAST} rounds nothing can be said: give it a larger --budget."
-    most = max(1 / found.low, found.high) - 1
-    return f"A difference of more than {most:.0%} is ruled out."
+    if found.verdict == "no difference seen":
+        most = max(1 / found.low, found.high) - 1
+        took += (
+            f" With fewer than {LEAST} rounds nothing can be said: give it a larger --budget."
+            if found.rounds < LEAST
+            else f" A difference of more than {most:.0%} is ruled out."
+        )
+    return [
+        (
+            f"**{verdict}**: {second} does {ratio} times the jobs/s of {first}"
+            f" ({low} to {high}; bootstrap, {found.level:.1%})."
+        ),
+        took,
+        (
+            f"Rule: a signed-rank test over the rounds, at most {len(LOOKS)} planned looks, all"
+            f" together wrong about equal queues in less than {ERROR:.1%} of comparisons; the"
+            " interval must agree."
+        ),
+    ]
 
 
 def environment(report: BenchReport) -> str:
@@ -204,13 +202,7 @@ def notes(report: BenchReport) -> list[str]:
 
 
 def markdown(report: BenchReport, chart: str | None = None, remarks: Sequence[str] = ()) -> str:
-    """The report as a Markdown page.
-
-    Args:
-        report: The report.
-        chart: Address of the chart to show in it.
-        remarks: What else there is to say of these queues.
-    """
+    """The report as a Markdown page, with a chart's address and remarks on these queues."""
     parts = ["# Throughput: claim to completion", environment(report)]
     parts += [*(comparison(report) or answers(report)), *remarks]
     if chart:
@@ -253,11 +245,7 @@ class Section(NamedTuple):
 
 
 def section(written: str, name: str) -> Section:
-    """What a page shows of a benchmark.
-
-    Args:
-        written: What `to_json` wrote.
-        name: Of its file.
+    """What a page shows of a benchmark, from what `to_json` wrote, and its file's name.
 
     Raises:
         BenchError: It is something else, or an extra that draws is not installed.

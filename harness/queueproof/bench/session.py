@@ -14,7 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
-from typing import TypeAlias, TypeVar, cast
+from typing import NamedTuple, TypeAlias, TypeVar, cast
 
 import psycopg
 from psycopg import pq
@@ -25,6 +25,8 @@ from queueproof.errors import QueueError
 
 _CHANGES = frozenset({b"INSERT", b"UPDATE", b"DELETE", b"MERGE"})
 _DONE, _ROWS = int(pq.ExecStatus.COMMAND_OK), int(pq.ExecStatus.TUPLES_OK)  # compared often
+# Types whose values need no quotes inside an array: int8, int2, int4, oid, float4, float8, uuid.
+_PLAIN = frozenset({20, 21, 23, 26, 700, 701, 2950})
 SHOWN = 60  # characters of a statement in a message
 
 T = TypeVar("T")
@@ -38,19 +40,28 @@ Whoever drives it decides whether anything else goes on meanwhile.
 """
 
 
-@dataclass(frozen=True, slots=True)
-class AnswerColumn:
-    """A column of an answer that something later needs.
+class Field(NamedTuple):
+    """A column of an answer, as the server describes it.
 
     Attributes:
-        index: Its place in the row.
-        name: The parameter that it becomes.
-        plain: Whether its values need no quotes inside an array (numbers, UUIDs).
+        place: Its place in the row.
+        name: Its name, or that of the parameter that it becomes.
+        oid: Of its type.
+        array: Of the array of that.
     """
 
-    index: int
+    place: int
     name: str
-    plain: bool
+    oid: int
+    array: int
+
+    def renamed(self, suffix: str) -> Field:
+        """The same as a parameter that has another name than the column."""
+        return self._replace(name=self.name + suffix)
+
+    def array_of(self, texts: Sequence[bytes | None]) -> bytes:
+        """Some of its values as an array."""
+        return array_literal(texts, plain=self.oid in _PLAIN)
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +83,7 @@ class Command:
     sql: bytes
     types: tuple[int, ...]
     parameters: tuple[str, ...]
-    arrays: tuple[AnswerColumn, ...] = ()
+    arrays: tuple[Field, ...] = ()
     where: str = ""
     wait: float = 0.0
     otherwise: bool = False
@@ -96,12 +107,7 @@ class RejectedError(QueueError):
 
 
 class Retryable(Exception):  # noqa: N818 - an answer of the queue's, not a failure
-    """The server answered "nothing this time"."""
-
-    def __init__(self, sqlstate: str) -> None:
-        """Keep the SQLSTATE."""
-        super().__init__(sqlstate)
-        self.sqlstate = sqlstate
+    """The server answered "nothing this time", by an SQLSTATE, which is all that it says."""
 
 
 class LoadSession:
@@ -113,12 +119,7 @@ class LoadSession:
     """
 
     def __init__(self, conninfo: str, setup: bytes, retry_on: frozenset[str] = frozenset()) -> None:
-        """Connect.
-
-        Args:
-            conninfo: Where to.
-            setup: SQL to begin with.
-            retry_on: SQLSTATEs that raise Retryable.
+        """Connect, and begin with some SQL; SQLSTATEs in `retry_on` raise Retryable.
 
         Raises:
             RejectedError: The server does not let us in, or rejects the setup.
@@ -154,24 +155,18 @@ class LoadSession:
             result = self.pgconn.get_result()
             if result is None:
                 answer, self._last = self._last, None
-                return self._unless_closed(answer)
+                return _unless_closed(answer)
             self._last = result
         return None
 
     def _answer(self, sql: bytes) -> PGresult:
-        shown = textwrap.shorten(sql.decode(), SHOWN)
-        what = f"PostgreSQL to answer {shown}"
-        return self._unless_closed(waits.answer(self.pgconn, waits.BULK, what))
-
-    def _unless_closed(self, answer: PGresult | None) -> PGresult:
-        if answer is None:
-            raise RejectedError("the server closed the connection")
-        return answer
+        what = f"PostgreSQL to answer {textwrap.shorten(sql.decode(), SHOWN)}"
+        return _unless_closed(waits.answer(self.pgconn, waits.BULK, what))
 
     def command(self, sql: bytes) -> None:
         """Execute statements that have no parameters."""
         self.send(sql)
-        self.check(self._answer(sql), "")
+        self.check(self._answer(sql))
 
     def prepare(self, script: Script) -> None:
         """Prepare every command of a script.
@@ -184,24 +179,13 @@ class LoadSession:
             self.check(self._answer(command.sql), command.where)
 
     def run(self, script: Script, known: Known) -> tuple[PGresult | None, int]:
-        """Run a script, and wait for each answer; `steps` says more.
-
-        Args:
-            script: What to run.
-            known: Its parameters.
-
-        Raises:
-            Retryable: An error that means "nothing this time".
-            RejectedError: Any other error.
-        """
+        """Run a script, and wait for each answer; `steps` says more."""
         return self.perform(self.steps(script, known))
 
     def perform(self, steps: Steps[T], *, blocking: bool = False) -> T:
         """Go through steps to their end, and wait for each answer.
 
-        Args:
-            steps: What to do.
-            blocking: Whether libpq waits by itself, without an end, which costs less.
+        With `blocking` libpq waits by itself, without an end, which costs less.
         """
         try:
             asked = next(steps)
@@ -224,9 +208,7 @@ class LoadSession:
     def steps(self, script: Script, known: Known) -> Steps[tuple[PGresult | None, int]]:
         """Go through a script, by the rules for blocks of several statements.
 
-        Args:
-            script: What to run.
-            known: Its parameters; arrays of earlier steps are added to them.
+        Arrays of earlier steps are added to the parameters that are known.
 
         Returns:
             The answer with the last columns, None where there is none or a step without rows cut
@@ -255,8 +237,8 @@ class LoadSession:
                     if self.pgconn.transaction_status != pq.TransactionStatus.IDLE:
                         yield b"ROLLBACK"
                     raise
-            if script.counts:
-                changed = _changed(result, changed)
+            if script.counts and (result.command_status or b"").partition(b" ")[0] in _CHANGES:
+                changed = result.command_tuples or 0
             if following is not None and following.otherwise:
                 answered = bool(result.ntuples if status == _ROWS else result.command_tuples)
                 if not answered:
@@ -268,24 +250,19 @@ class LoadSession:
                 if self.pgconn.transaction_status != pq.TransactionStatus.IDLE:
                     self.check((yield b"ROLLBACK"), command.where)
                     return None, 0
-                last = command is script.commands[-1]
-                return None, changed if last else 0
+                return None, 0 if following else changed
             for column in command.arrays:
-                known[column.name] = array_literal(values(result, column.index), plain=column.plain)
+                known[column.name] = column.array_of(values(result, column.place))
         return answer, changed
 
-    def check(self, result: PGresult, where: str) -> None:
-        """Raise for an answer that is an error.
-
-        Args:
-            result: The answer.
-            where: Place in the queue file, for the message.
+    def check(self, result: PGresult, where: str = "") -> None:
+        """Raise for an answer that is an error, whose message says where in the queue file.
 
         Raises:
             Retryable: It means "nothing this time"; an open transaction is to be rolled back.
             RejectedError: Any other error.
         """
-        if result.status in {pq.ExecStatus.COMMAND_OK, pq.ExecStatus.TUPLES_OK}:
+        if result.status in {_DONE, _ROWS}:
             return
         state = (result.error_field(pq.DiagnosticField.SQLSTATE) or b"08006").decode()
         if state in self._retry_on and self.pgconn.status == pq.ConnStatus.OK:
@@ -294,10 +271,10 @@ class LoadSession:
         raise RejectedError(f"{where}: {message.decode()} ({state})".removeprefix(": "))
 
 
-def _changed(result: PGresult, before: int) -> int:
-    """Rows affected, if this was a statement that changes data."""
-    command, _, _ = (result.command_status or b"").partition(b" ")
-    return result.command_tuples or 0 if command in _CHANGES else before
+def _unless_closed(answer: PGresult | None) -> PGresult:
+    if answer is None:
+        raise RejectedError("the server closed the connection")
+    return answer
 
 
 def values(result: PGresult, index: int) -> list[bytes | None]:
@@ -306,12 +283,7 @@ def values(result: PGresult, index: int) -> list[bytes | None]:
 
 
 def array_literal(texts: Sequence[bytes | None], *, plain: bool) -> bytes:
-    """PostgreSQL's text form of an array (manual, 8.15.6).
-
-    Args:
-        texts: The elements' own text forms.
-        plain: Whether they need no quotes.
-    """
+    """PostgreSQL's text form of an array (manual, 8.15.6); `plain` elements need no quotes."""
     if plain and None not in texts:
         return b"{" + b",".join(cast("Sequence[bytes]", texts)) + b"}"
     return b"{" + b",".join(map(_quoted, texts)) + b"}"

@@ -33,8 +33,9 @@ WHERE datname = pg_catalog.current_database() AND backend_type = 'client backend
   AND pid <> pg_catalog.pg_backend_pid()
 
 -- name: vacuumed
-SELECT COALESCE(sum(autovacuum_count), 0)::bigint, COALESCE(sum(n_dead_tup), 0)::bigint,
-  COALESCE(sum(pg_catalog.pg_total_relation_size(relid)), 0)::bigint
+SELECT COALESCE(sum(n_dead_tup), 0)::bigint,
+  COALESCE(sum(pg_catalog.pg_total_relation_size(relid)), 0)::bigint,
+  COALESCE(sum(autovacuum_count), 0)::bigint
 FROM pg_catalog.pg_stat_user_tables
 
 -- name: schemas

@@ -53,10 +53,9 @@ def tables(report: BenchReport) -> list[TitledTable]:
     place = {name: number for number, name in enumerate(report.names())}
     first = report.entries[0].queue if report.entries else ""
     entries = sorted(report.entries, key=lambda one: place[one.queue])
-    compared = {e.shape[:2] for e in entries if e.shape.hold}
-    both = [e for e in entries if e.shape[:2] in compared]
+    both = [e for e in entries if e.shape[:2] in report.held]
     # A row of a matrix is a queue that was measured with all of its batch sizes.
-    matrix = [e for e in entries if e.shape[:2] not in compared and (e.runs or e.reason)]
+    matrix = [e for e in entries if e.shape[:2] not in report.held and (e.runs or e.reason)]
     parts = [
         (numbers.workers(workers), [e for e in matrix if e.shape.workers == workers])
         for workers in sorted({e.shape.workers for e in matrix})
@@ -108,13 +107,6 @@ def _bases(entries: Sequence[Series], first: str) -> Mapping[Shape, Series]:
     return {e.shape: e for e in entries if e.queue == first and e.runs}
 
 
-def _ratios(ratios: Sequence[float], times: str = "") -> str:
-    """The median; in brackets the least and the most."""
-    spread = numbers.half_range(ratios)
-    low, high = (numbers.rounded(f(ratios), spread) for f in (min, max))
-    return f"{numbers.median(ratios)}{times} ({low} to {high})"
-
-
 def _possible(report: BenchReport) -> TitledTable:
     shares = sorted(report.possible(), key=lambda one: report.names().index(one[0].queue))
     limit = report.method.get("limit")
@@ -155,7 +147,7 @@ def _comparison(entries: Sequence[Series], base: str) -> TitledTable:
             continue  # it was not asked: there is no transaction to hold open
         times = waits = NOTHING
         if entry.runs and (first := bases.get(entry.shape)):
-            times = _ratios(entry.ratios(first), "x")
+            times = numbers.with_range(entry.ratios(first), "x")
             found = [run.lock_waits for run in entry.runs if run.lock_waits is not None]
             waits = f"{statistics.median(found):.0%}" if found else NOTHING
         queue, *load = _where(entry)
@@ -188,15 +180,23 @@ def _latency(workers: str, entries: Sequence[Series]) -> TitledTable:
 def _open_loop(entries: Sequence[Series], rate: float) -> TitledTable:
     rows = []
     for entry, runs in _having(entries, lambda run: run.histogram):
-        found = latency.percentiles([run.histogram for run in runs])
-        times = (numbers.rounded(1000 * seconds, None) for seconds in found.values())
+        found = latency.at([run.histogram for run in runs], latency.SHARES.values())
+        times = (numbers.rounded(1000 * seconds, None) for seconds in found)
         late, skipped = sum(run.late for run in runs), sum(run.skipped for run in runs)
         done = numbers.with_spread([run.rate for run in runs])
         rows.append((*_where(entry), f"{rate:g}", done, *times, f"{late:,}", f"{skipped:,}"))
-    times_of = (f"p{share:g}, ms" for share in latency.SHARES)
+    *times_of, most = latency.SHARES
     return TitledTable(
         "Latency under a given rate",
-        (*LOAD, "jobs/s due", "done", *times_of, "max", "late", "skipped"),
+        (
+            *LOAD,
+            "jobs/s due",
+            "done",
+            *(f"{name}, ms" for name in times_of),
+            most,
+            "late",
+            "skipped",
+        ),
         rows,
         "An open loop: claims are due at random times (Poisson), whatever the answers do, and a"
         " latency counts from when its claim was due: no coordinated omission. HdrHistograms of all"
@@ -253,13 +253,10 @@ def _signed(value: float) -> str:
 def _alone(entries: Sequence[Series]) -> TitledTable:
     rows = [
         (
-            queue,
-            str(batch),
-            *(f"{counted[name]:,.4g}" if name in counted else NOTHING for name in COUNTERS),
+            *(e.queue, str(e.shape.batch)),
+            *(f"{e.counted[n]:,.4g}" if n in e.counted else NOTHING for n in COUNTERS),
         )
-        for (queue, batch), counted in {
-            (e.queue, e.shape.batch): e.counted for e in entries if e.counted
-        }.items()
+        for e in {(e.queue, e.shape.batch): e for e in entries if e.counted}.values()
     ]
     names = {name: name.replace("_", " ") for name in COUNTERS}
     told = "; ".join(f"{names[name]}: {what}" for name, what in COUNTERS.items())

@@ -25,14 +25,13 @@ from psycopg import pq
 
 from queueproof import waits
 from queueproof.bench.session import (
-    AnswerColumn,
+    Field,
     Known,
     LoadSession,
     RejectedError,
     Retryable,
     Script,
     Steps,
-    array_literal,
     server_seconds,
     values,
 )
@@ -61,7 +60,7 @@ class Exchange:
     """
 
     script: Script
-    token: tuple[AnswerColumn, ...]
+    token: tuple[Field, ...]
     completed: int
 
 
@@ -82,7 +81,7 @@ class Load:
         enqueue: For the preload.
         enqueue_id: Where the id stands in the answer of enqueue.
         promote: For what was put in; no command where the queue does not offer it.
-        observed: What the table says at the end; None where the queue does not offer it.
+        observed: What the table says at the end; no command where the queue does not offer it.
         observed_columns: Where id and state stand in that answer.
         states: What the queue's own names of states stand for.
         exchange: What completes and claims at once, in a closed loop; None: two statements do.
@@ -97,14 +96,14 @@ class Load:
     claim: Script
     complete: Script
     many: bool
-    token: tuple[AnswerColumn, ...]
+    token: tuple[Field, ...]
     constants: Mapping[str, bytes | None]
     retry_on: frozenset[str]
     enqueue: Script
     enqueue_id: int
     promote: Script
-    observed: Script | None
-    observed_columns: tuple[int, int]
+    observed: Script
+    observed_columns: Sequence[int]
     states: Mapping[bytes, bytes]
     exchange: Exchange | None = None
     jobs: int = 0
@@ -118,7 +117,7 @@ class Tally:
     """What a worker did; what is counted has the name that it has in `Measured`.
 
     Attributes:
-        ids: The job of every claim, joined by newlines; a job claimed twice is there twice.
+        ids: The job of every claim; a job claimed twice is there twice.
         accepted: Completions that the queue accepted.
         latencies: Seconds from wanting jobs to having them, retries, empty answers and a held
             transaction included, one for each claim that got some; where one statement completes
@@ -127,7 +126,7 @@ class Tally:
         worker_cpu: Of this worker's process; the first of several workers has them.
     """
 
-    ids: bytes = b""
+    ids: list[bytes] = field(default_factory=list)
     accepted: int = 0
     latencies: array[float] = field(default_factory=lambda: array("d"))
     ended: float = 0.0
@@ -150,20 +149,23 @@ class Worker(ABC):
         tally: What it has done so far.
     """
 
-    def __init__(self, number: int, jobs: int, accepted: MutableSequence[int]) -> None:
+    def __init__(
+        self, number: int, jobs: int, accepted: MutableSequence[int], *, standing: bool = False
+    ) -> None:
         """Do nothing yet.
 
         Args:
             number: Which worker this is; its pauses are drawn by it.
             jobs: How many are to be completed, by all.
             accepted: Completions by worker; it writes its own, and reads all to see the end.
+            standing: Whether there are more jobs, so that claims go on getting some.
         """
         self.tally = Tally()
         self._number = number
         self._jobs = jobs
         self._accepted = accepted
+        self._standing = standing
         self._random = random.Random(number)  # noqa: S311 - pauses, not secrets
-        self._ids: list[bytes] = []
 
     @abstractmethod
     def claim(self) -> Generator[Any, Any, Any]:
@@ -171,14 +173,9 @@ class Worker(ABC):
 
     @abstractmethod
     def complete(self, held: Any, until: float) -> Generator[Any, Any, None]:  # noqa: ANN401 - its own
-        """Complete what a claim got.
+        """Complete what a claim got; by `time.monotonic` it is tried again until then."""
 
-        Args:
-            held: What it got.
-            until: When to give up trying again, by `time.monotonic`.
-        """
-
-    def _at_once(self, until: float, *, standing: bool = False) -> Generator[Any, Any, None]:
+    def _at_once(self, until: float) -> Generator[Any, Any, None]:
         """A closed loop: the next claim follows the completion."""
         wanted = now = time.monotonic()
         while now < until:
@@ -188,21 +185,17 @@ class Worker(ABC):
                 self.tally.latencies.append(now - wanted)
                 yield from self.complete(held, until + PATIENCE)
                 wanted = now = time.monotonic()
-            if (standing or not held) and self._enough():
+            if (self._standing or not held) and sum(self._accepted) >= self._jobs:
                 break
             if not held:
                 yield self._pause()
-
-    def _enough(self) -> bool:
-        """Whether all jobs are completed."""
-        return sum(self._accepted) >= self._jobs
 
     def _pause(self) -> float:
         return self._random.uniform(0, PAUSE)
 
     def _note(self, ids: Sequence[bytes | None], done: int) -> None:
         """Note what a claim got, and how much of it is completed."""
-        self._ids += [text or b"" for text in ids]
+        self.tally.ids += [text or b"" for text in ids]
         self.tally.accepted += done
         self.tally.rejected += len(ids) - done
         self._accepted[self._number] += done
@@ -212,11 +205,6 @@ class Worker(ABC):
         self.tally.retries += 1
         self.tally.deadlocks += sqlstate == DEADLOCK
 
-    def _told(self) -> Tally:
-        """The tally, with what was claimed."""
-        self.tally.ids = b"\n".join(self._ids)
-        return self.tally
-
 
 class SqlWorker(Worker):
     """A worker that sends the statements of a queue file."""
@@ -224,23 +212,16 @@ class SqlWorker(Worker):
     def __init__(
         self, session: LoadSession, load: Load, number: int, accepted: MutableSequence[int]
     ) -> None:
-        """Prepare the statements, and start.
-
-        Args:
-            session: Its connection.
-            load: What to do.
-            number: Which worker this is; its pauses are drawn by it.
-            accepted: Completions by worker; it writes its own, and reads all to see the end.
+        """Prepare the statements of a load over its connection, and start; else as `Worker`.
 
         Raises:
             RejectedError: The server rejected a statement.
         """
-        super().__init__(number, load.jobs, accepted)
+        super().__init__(number, load.jobs, accepted, standing=load.standing)
         self._session = session
         self._load = load
         self._own: Known = {"worker": NAME.format(number).encode()}
         self._wanted: Known = {**load.constants, **self._own}
-        self._held: Known = dict(self._own)  # the parameters of a completion
         self._kept: Jobs = []  # what the next claim completes
         session.prepare(load.start)
         self._start()
@@ -254,44 +235,39 @@ class SqlWorker(Worker):
         while True:
             try:
                 self._session.run(self._load.start, self._own.copy())
+                break
             except Retryable as error:
                 if time.monotonic() > until:
-                    message = f"start failed with {error.sqlstate} for {PATIENCE:g} s"
-                    raise RejectedError(message) from None
+                    raise RejectedError(f"start failed with {error} for {PATIENCE:g} s") from None
                 time.sleep(self._pause())
-            else:
-                self._session.trips = 0  # what is counted is what jobs cost
-                return
+        self._session.trips = 0  # what is counted is what jobs cost
 
     def work(self, begin: float, until: float) -> Steps[Tally]:
         """Claim and complete until all jobs are done or the time is up.
 
-        What is claimed by then is completed: no job is left in a worker's hands.
-
-        Args:
-            begin: When the measurement begins, by `time.monotonic`; before it is the warm-up.
-            until: When to claim no more.
+        What is claimed by then is completed: no job is left in a worker's hands. Both times are
+        of `time.monotonic`; before the beginning is the warm-up.
 
         Raises:
             RejectedError: The server rejected a statement.
         """
         server_cpu = server_seconds(self._session)
         if time.monotonic() < begin:
-            yield from self._at_once(begin, standing=self._load.standing)
+            yield from self._at_once(begin)
             self.tally.warm = self.tally.accepted
             del self.tally.latencies[:]
         if self._load.rate:
             yield from self._on_time(begin, until)
         else:
-            yield from self._at_once(until, standing=self._load.standing)
+            yield from self._at_once(until)
         if server_cpu is not None and (now_used := server_seconds(self._session)) is not None:
             self.tally.server_cpu = now_used - server_cpu
         self.tally.round_trips = self._session.trips
-        return self._told()
+        return self.tally
 
-    def _at_once(self, until: float, *, standing: bool = False) -> Steps[None]:
+    def _at_once(self, until: float) -> Steps[None]:
         """The same; what no further claim completes is completed in the end."""
-        yield from super()._at_once(until, standing=standing)
+        yield from super()._at_once(until)
         if self._kept:
             kept, self._kept = self._kept, []
             yield from self._complete(kept, until + PATIENCE)
@@ -328,19 +304,16 @@ class SqlWorker(Worker):
                 return (yield from self._exchange(exchange, kept))
             answer, _ = yield from self._session.steps(self._load.claim, self._wanted.copy())
         except Retryable as error:
-            self._count(error.sqlstate)
+            self._count(str(error))
             return []
         if answer is None:
             self.tally.empty += 1
             return []
-        return [values(answer, column.index) for column in self._load.token]
+        return [values(answer, column.place) for column in self._load.token]
 
     def _exchange(self, exchange: Exchange, kept: Jobs) -> Steps[Jobs]:
         """Complete a batch, and claim the next one, by one statement."""
-        known: Known = {
-            column.name: array_literal(texts, plain=column.plain)
-            for column, texts in zip(exchange.token, kept, strict=True)
-        }
+        known = _as_arrays(exchange.token, kept)
         answer, _ = yield from self._session.steps(exchange.script, known | self._wanted)
         self._kept = []
         flags = values(answer, exchange.completed) if answer else []
@@ -351,7 +324,7 @@ class SqlWorker(Worker):
         if answer is None or not claimed:
             self.tally.empty += 1
             return []
-        places = [column.index for column in exchange.token]
+        places = [column.place for column in exchange.token]
         return [[answer.get_value(row, index) for row in claimed] for index in places]
 
     def complete(self, held: Jobs, until: float) -> Steps[None]:
@@ -362,24 +335,18 @@ class SqlWorker(Worker):
             yield from self._complete(held, until)
 
     def _complete(self, held: Jobs, until: float) -> Steps[None]:
-        token, known = self._load.token, self._held
+        token, many = self._load.token, self._load.many
         if not self._load.complete.commands:
             self.tally.ended = time.monotonic()
             self._note(held[0], len(held[0]))
             return
+        names = [column.name for column in token]
+        each = (dict(zip(names, job, strict=True)) for job in zip(*held, strict=True))
         done = 0
         try:
-            if self._load.many:
-                for column, texts in zip(token, held, strict=True):
-                    known[column.name] = array_literal(texts, plain=column.plain)
-                known |= self._own
-                done = yield from self._finish(known, until)
-            else:
-                for job in zip(*held, strict=True):
-                    for column, text in zip(token, job, strict=True):
-                        known[column.name] = text
-                    known |= self._own
-                    done += (yield from self._finish(known, until)) > 0
+            for known in [_as_arrays(token, held)] if many else each:
+                accepted = yield from self._finish(known | self._own, until)
+                done += accepted if many else accepted > 0
         except Retryable:
             return  # the claim was its transaction, and is undone with it
         self._note(held[0], done)
@@ -391,7 +358,7 @@ class SqlWorker(Worker):
             try:
                 done, changed = yield from self._session.steps(self._load.complete, known)
             except Retryable as error:
-                self._count(error.sqlstate)
+                self._count(str(error))
                 if held:
                     raise
                 if time.monotonic() > until:
@@ -402,6 +369,12 @@ class SqlWorker(Worker):
                 if self._load.complete.counts:
                     return changed
                 return done.ntuples if done else 0
+
+
+def _as_arrays(columns: Sequence[Field], jobs: Jobs) -> Known:
+    """Jobs as the parameters of a block that takes several at once."""
+    pairs = zip(columns, jobs, strict=True)
+    return {column.name: column.array_of(texts) for column, texts in pairs}
 
 
 class Link(Protocol):
@@ -421,14 +394,9 @@ def drive(
     pairs: Sequence[tuple[Link, Generator[Any, Any, Any]]],
     tick: Callable[[], None] = lambda: None,
 ) -> list[Any]:
-    """Go through steps side by side, each over its link, until all have ended.
+    """Go through steps side by side, each over its link, until all have ended; what each came to.
 
-    Args:
-        pairs: Links, and what is done over each.
-        tick: Called again and again meanwhile.
-
-    Returns:
-        What each has come to.
+    `tick` is called again and again meanwhile.
 
     Raises:
         QueueError: Nobody answers for so long as a statement may take.

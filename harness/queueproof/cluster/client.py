@@ -40,10 +40,6 @@ TIMES = 3  # that a unit is tried, while it loses its process; of workers, the s
 _ADDRESS = re.compile(r"(tcp|tls)://\S+:\d+")
 
 
-class LostError(Exception):
-    """The process was killed, or was frozen."""
-
-
 def refuse_address(address: str) -> None:
     """Raise QueueproofError for what can be no scheduler's address."""
     if not _ADDRESS.fullmatch(address):
@@ -81,10 +77,7 @@ def on_cluster(address: str, lab: Lab, tell: Callable[[str], object]) -> Iterato
 
 @contextmanager
 def joined(address: str) -> Iterator[Client]:
-    """A cluster, until the end of the block; nothing of ours is left there then.
-
-    Args:
-        address: Of its scheduler: `tcp://host:port`.
+    """A cluster, by its scheduler's address, as `on_cluster` has it.
 
     Raises:
         QueueproofError: There is no such cluster.
@@ -113,8 +106,7 @@ def joined(address: str) -> Iterator[Client]:
 async def _answering(address: str) -> None:
     """See that a scheduler answers: with who does not, dask's client stays for minutes.
 
-    Raises:
-        Exception: Nobody does, in time; what dask raises differs with who is there instead.
+    What dask raises where nobody does, in time, differs with who is there instead.
     """
     security = Security().get_connection_args("client")
     async with asyncio.timeout(waits.CONNECT):
@@ -162,7 +154,7 @@ class _Cluster(Helpers):
 
     def submit(self, given: Any, unit: Unit) -> Future[Any]:  # noqa: ANN401 - the same
         """See `Helpers.submit`."""
-        asked: Future[Any] = self._executor.submit(do, given, pickle.dumps(unit))
+        asked: Future[Any] = self._executor.submit(_do, given, pickle.dumps(unit))
         return asked
 
     def result(self, future: Future[Any]) -> Done:
@@ -174,14 +166,14 @@ class _Cluster(Helpers):
         ends(future, math.inf, self._look)
         try:
             worker, told = future.result()
-        except (LostError, KilledWorker):
+        except (BrokenProcessPool, KilledWorker):
             raise QueueproofError(
                 f"workers of {self._address} were lost one after the other at the same part of the"
                 " check: look into their logs, and whether they have memory enough"
             ) from None
         except CancelledError:
             raise self._gone() from None
-        found = pickle.loads(told)  # noqa: S301 - as `seat.done` has it
+        found = pickle.loads(told)  # noqa: S301 - as `Seat.submit` has it
         if isinstance(found, UnableError):
             raise QueueproofError(f"the cluster's worker {worker}: {found}")
         if isinstance(found, Exception):
@@ -190,12 +182,7 @@ class _Cluster(Helpers):
         return found
 
     def _look(self) -> None:
-        """See now and then who works there.
-
-        Raises:
-            LimitError: Nobody does, and nobody joins.
-            QueueproofError: The scheduler has gone, or a worker is another version.
-        """
+        """See now and then who works there; an error where nobody does, and nobody joins."""
         if time.monotonic() > self._looked + LOOK:
             waits.until(
                 self.someone_works, JOIN, f"a worker to join the cluster of {self._address}"
@@ -206,14 +193,14 @@ class _Cluster(Helpers):
         """Whether there is a worker; who is lost is told.
 
         Raises:
-            QueueproofError: See `_look`.
+            QueueproofError: The scheduler has gone, or a worker is another version.
         """
-        try:
-            there = self._client.nthreads().keys() if self._client.status == "running" else None
-        except (OSError, CancelledError):
-            there = None
-        if there is None:
+        if self._client.status != "running":
             raise self._gone()
+        try:
+            there = self._client.nthreads().keys()
+        except (OSError, CancelledError):
+            raise self._gone() from None
         for worker in self._workers - there:
             self._tell(f"lost the cluster's worker {worker}: what it was at is done again")
         if there - self._workers:
@@ -228,18 +215,10 @@ class _Cluster(Helpers):
         )
 
 
-def do(seat: Seat, unit: bytes) -> tuple[str, bytes]:
-    """Do a unit at a worker.
+def _do(seat: Seat, unit: bytes) -> tuple[str, bytes]:
+    """Do a unit at a worker, by its seat: the worker's address, and what comes of it.
 
-    Args:
-        seat: Whose process does it.
-        unit: As pickle has it.
-
-    Returns:
-        The worker's address, and what `seat.done` says.
-
-    Raises:
-        LostError: The process was killed, or has not done it in time.
+    A process that was killed, or has not done it in time, is a BrokenProcessPool.
     """
     worker = get_worker()
     task = worker.state.tasks[worker.get_current_task()]
@@ -251,23 +230,15 @@ def do(seat: Seat, unit: bytes) -> tuple[str, bytes]:
 
     if not ends(future, PART, end_where_unwanted):
         seat.kill()
-    try:
-        return worker.address, future.result()
-    except BrokenProcessPool:
-        raise LostError from None
+    return worker.address, future.result()
 
 
 def _refuse_others(client: Client) -> None:
-    """Refuse workers of another version than this process.
-
-    Raises:
-        QueueproofError: There is one.
-    """
+    """Raise QueueproofError for a worker of another version than this process."""
     found = client.get_versions(packages=["queueproof"])
-    versions = {at: _version(found["workers"][at]) for at in found["workers"]}
     here = _version(found["client"])
-    for at, there in versions.items():
-        if there != here:
+    for at, of_worker in found["workers"].items():
+        if (there := _version(of_worker)) != here:
             raise QueueproofError(
                 f"the cluster's worker {at} has {there}, and here it is {here}: the same would not"
                 " be found. Install the same there."

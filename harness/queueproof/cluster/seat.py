@@ -30,12 +30,11 @@ class Seat:
     Args:
         lent: The server that the process has one like.
         queue: What it installs there, as pickle has it.
-        given: What else goes to it with each unit.
+        given: What else goes to it with each unit; see `done_here`.
     """
 
     def __init__(self, lent: Lent, queue: bytes, given: bytes) -> None:
         self._made_from = lent, queue, given
-        self._given = given
         self._process = Processes(1, lent, queue)
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -45,33 +44,22 @@ class Seat:
         self.kill()
 
     def submit(self, unit: bytes) -> Future[bytes]:
-        """Have a unit done.
-
-        Args:
-            unit: As pickle has it.
-        """
+        """Have a unit done, as pickle has it; what comes of it is what `_done` says."""
         current_process().daemon = False  # a nanny's worker is, and may have no process then
+        lent, queue, given = self._made_from
         try:
-            return self._process.submit(done, self._given, unit)
+            return self._process.submit(_done, given, unit)
         except BrokenProcessPool:  # by what was done before
-            self._process = Processes(1, *self._made_from[:2])
-            return self._process.submit(done, self._given, unit)
+            self._process = Processes(1, lent, queue)
+            return self._process.submit(_done, given, unit)
 
     def kill(self) -> None:
         """End the process, whatever it is at; the next unit has another one."""
         self._process.kill()
 
 
-def done(given: bytes, unit: bytes) -> bytes:
-    """Do a unit in such a process.
-
-    Args:
-        given: See `done_here`.
-        unit: The unit, as pickle has it.
-
-    Returns:
-        What was found or raised, as cloudpickle has it: a worker has no module of a queue's class.
-    """
+def _done(given: bytes, unit: bytes) -> bytes:
+    """What was found or raised, as cloudpickle has it: a worker has no module of the queue's."""
     found: Done | Exception
     try:
         found = done_here(given, pickle.loads(unit))  # noqa: S301 - the client's
