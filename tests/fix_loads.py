@@ -16,7 +16,7 @@ from queueproof.queues.sqlfile import SqlFileQueue, load, load_text
 from queueproof.queues.worker import WorkerQueue
 from tests.fix_places import STRATEGIES
 from tests.fix_programs import PATIENCE
-from tests.fix_queues import CLAIM_MANY, queue_file
+from tests.fix_queues import CLAIM_MANY, JOBS, queue_file
 from tests.fix_queues import COMPLETE as COMPLETED
 
 BRIEF = 0.1  # seconds, for a load that never ends by itself
@@ -102,15 +102,16 @@ def briefly(
 
 
 def registered(start: str = ":worker") -> SqlFileQueue:
-    """A queue whose workers register, and whose jobs somebody has to promote."""
+    """A queue whose workers register, and whose jobs somebody has to promote who sends the time."""
     of_a_worker = "EXISTS (SELECT FROM workers WHERE name = :worker AND pid = pg_backend_pid())"
     return queue(
         table=TABLE.replace("'queued'", "'new'"),
         more="CREATE TABLE workers (name text PRIMARY KEY, pid int NOT NULL);",
         start=f"(worker)!\nINSERT INTO workers VALUES ({start}, pg_backend_pid());",
-        promote="""
+        promote="""(now)
 UPDATE jobs SET status = 'queued'
-WHERE id IN (SELECT id FROM jobs WHERE status = 'new' LIMIT 7);""",
+WHERE id IN (SELECT id FROM jobs WHERE status = 'new' AND :now <= now() LIMIT 7);""",
+        jobs=f"(now)\n{JOBS[:-1]} WHERE :now <= now();",
         claim=CLAIM.replace("(limit)", "(worker, limit)").replace(
             "\nWHERE ", f"\nWHERE {of_a_worker} AND "
         ),

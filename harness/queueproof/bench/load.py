@@ -158,7 +158,7 @@ class _Compiler:
         _place(blocks["claim"], fields, "id")
         enqueue, enqueued = self._script(blocks["enqueue"], _own("enqueue"))
         jobs = blocks.get("jobs")
-        observed, answer = self._script(jobs, {})
+        observed, answer = self._script(jobs, _own("jobs"))
         lease, strict = queue.lease_seconds, queue.isolation != "read committed"
         load = Load(
             setup=(
@@ -334,7 +334,7 @@ def promote(load: Load, session: LoadSession, jobs: int) -> None:
     A function, which does not tell what it has changed, runs once.
     """
     for _ in range(jobs if load.promote.commands else 0):
-        _, changed = session.run(load.promote, {})
+        _, changed = session.run(load.promote, dict(load.constants))
         if not changed:
             return
 

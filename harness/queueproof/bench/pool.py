@@ -107,7 +107,7 @@ class Pool:
             return None
         with closing(LoadSession(self._conninfo, load.setup)) as session:
             session.prepare(load.observed)
-            answer, _ = session.run(load.observed, {})
+            answer, _ = session.run(load.observed, dict(load.constants))
         if answer is None:
             return {}
         job, state = (values(answer, column) for column in load.observed_columns)
