@@ -46,15 +46,6 @@ def glance(lab: Lab, *asked: str) -> Card:
     return check_queue(lab, select(asked or ["single-claim"]), profile="glance")
 
 
-@pytest.mark.sample
-def test_a_broken_guarantee_comes_with_a_story_that_can_be_replayed(lab_of: LabOf) -> None:
-    """The token of a story tells the same story again."""
-    lab = lab_of(BROKEN)
-    (judgement,) = glance(lab).guarantees
-    assert judgement.verdict == "broken"
-    happens_again(lab, judgement)
-
-
 GUARD = re.compile(r"\n  AND locked_by = :worker\n(?:  --.*\n)?  AND attempts = :attempt;")
 WAIT = re.compile(
     r"run_at     = now\(\)\n .*?10\)\),|run_at     = now\(\) \+ .*?10\)\),", re.DOTALL
