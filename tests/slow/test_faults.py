@@ -252,18 +252,6 @@ def test_other_labs_of_the_server_are_not_disturbed(server: Server) -> None:
     assert not home.parent.exists()
 
 
-@pytest.mark.parametrize("text", [UNLOGGED, ASYNC], ids=["unlogged", "async"])
-def test_what_a_kill_loses_is_found_every_time(lab_of: LabOf, text: str) -> None:
-    """An emptied table, a commit that was not written: the same verdict again, and its replay."""
-    for _ in range(2):
-        lab = lab_of(text)
-        judgement = judged(lab)
-        assert judgement.verdict == "broken", judgement.reason
-        assert "kills the server" in (judgement.story or "")
-    assert judgement.replay
-    assert replay(lab, judgement.replay) is not None
-
-
 def test_somebodys_server_gets_a_verdict_without_kills(theirs: Server) -> None:
     """It holds by the other faults and says so; what a kill would empty leaves it open."""
     with open_lab(load_text(REFERENCE, "queue.sql"), theirs) as lab:
