@@ -9,24 +9,28 @@ from dataclasses import astuple
 from pathlib import Path
 from typing import Any
 
+import psycopg
 import pytest
 
 from queueproof import testing
 from queueproof.errors import QueueError, QueueproofError
 from queueproof.examine.calibrate import calibrate
-from queueproof.examine.check import check_queue
+from queueproof.examine.check import check_queue, first_flaw
 from queueproof.examine.plan import Examination
 from queueproof.examine.replay import replay
 from queueproof.guarantees.catalogue import select
 from queueproof.judge.checker import declare
+from queueproof.postgres import Server
 from queueproof.probes.probe import Seen
 from queueproof.probes.probes import PROBES
 from queueproof.report.card import Card
 from queueproof.run.lab import Lab
+from queueproof.run.open import open_lab
 from queueproof.run.runner import Runner
 from queueproof.search.shrink import find
 from queueproof.search.tokens import decode_token, encode_token
 from queueproof.testing import must_hold
+from tests.fix_hostile import HOSTILE, hostile
 from tests.fix_labs import LabOf, happens_again, judged, offered
 from tests.fix_places import REFERENCE, SKIP_LOCKED, STRATEGIES, reference
 from tests.fix_plays import play
@@ -268,3 +272,13 @@ def test_the_example_passes_and_fails() -> None:
     example(REFERENCE)()
     with pytest.raises(AssertionError, match="w1 got a job that w2 already holds"):
         example(STRATEGIES / "select_then_update.sql")()
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_no_part_of_an_examination_lends_its_rights(own: Server, seen: Path, name: str) -> None:
+    """Filling, measuring, racing and dropping run as the queue's role."""
+    with psycopg.connect(str(own._admin)) as connection:
+        connection.execute("ALTER ROLE queueproof NOSUPERUSER")  # an attack before has succeeded
+    with open_lab(hostile(name, seen), own) as lab:
+        first_flaw(lab, select(["claim-limit", "steady-cost", "non-blocking"]), profile="glance")
+    assert not seen.exists()
