@@ -506,7 +506,7 @@ def test_a_workers_heartbeat_named_by_an_old_claim_extends_the_new_one() -> None
     told = Told("enqueue 1 bound=3; w1 claims 1")
     old = told.claims["w1", "1"]
     told.tell("+31; recover 1; w1 claims 1; +18")
-    told.on("heartbeat", old)
+    told.do("heartbeat", refs=(Ref(old.index, "1"),))
     told.tell("+18; w1 crashes; sweep")  # the heartbeat's lease still runs: nobody may have it now
     told.tell(f"+30; recover 1; {AGAIN}")
     assert broken(told.history, declared(worker_heartbeat=True)) == []
@@ -787,7 +787,8 @@ class Model:
         for _ in range(steps):
             self._step()
         self._drain()
-        return self.told.finally_({job: row.state for job, row in self.rows.items()})
+        self.told.history.final = {job: row.state for job, row in self.rows.items()}
+        return self.told.history
 
     def _step(self) -> None:
         if self.rng.random() < 0.15:
