@@ -18,7 +18,7 @@ from queueproof.judge.checker import check
 from queueproof.judge.spec import Declared
 from queueproof.queues.model import State
 from queueproof.schedule.moments import DAY, PRECISION, grace
-from tests.fix_histories import LEASE, TICK, Case, Told, cases
+from tests.fix_histories import LEASE, TICK, Case, Told, cases, each
 
 declared = partial(
     Declared,
@@ -565,14 +565,12 @@ def test_claims_find_no_job_that_is_not_known_to_be_ready(case: Case) -> None:
     assert "no-starvation" not in judged(case)
 
 
-@pytest.mark.parametrize(
-    ("answer", "error", "got"),
-    [
-        ("accepted", "", "nothing"),
-        ("error", "23505: its own row", "an error (23505: its own row)"),
-        ("retry", "55P03: another's row", "an error (55P03: another's row)"),
-    ],
-)
+@each("""
+    answer => error => got
+    accepted =>  => nothing
+    error => 23505: its own row => an error (23505: its own row)
+    retry => 55P03: another's row => an error (55P03: another's row)
+""")
 def test_a_claim_that_answers_an_error_is_as_one_that_answers_nothing(
     answer: Answer, error: str, got: str
 ) -> None:

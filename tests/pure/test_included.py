@@ -12,6 +12,7 @@ from queueproof.advice.mutants import mutants_of
 from queueproof.cli import run
 from queueproof.errors import FormatError, QueueError, Source
 from queueproof.queues.sqlfile import SqlFileQueue, load, load_text
+from tests.fix_histories import each
 from tests.fix_places import REFERENCE, SKIP_LOCKED, STRATEGIES
 
 BLOCKS = """
@@ -97,15 +98,13 @@ def test_errors_of_an_included_file_are_told_where_they_stand(
         dumped(tmp_path, script)
 
 
-@pytest.mark.parametrize(
-    ("patterns", "says"),
-    [
-        ('["no.sql"]', r"q.sql:2: include: .*no.sql: No such file"),
-        ('["q.sql"]', r"q.sql:2: include: .*q.sql is this file"),
-        ('["no*.sql"]', r"q.sql:2: include: no file is named .*no\*.sql"),
-        ('"no.sql"', r"q.sql:2: include: 'no.sql' is not a list of strings"),
-    ],
-)
+@each(r"""
+    patterns => says
+    ["no.sql"] => q.sql:2: include: .*no.sql: No such file
+    ["q.sql"] => q.sql:2: include: .*q.sql is this file
+    ["no*.sql"] => q.sql:2: include: no file is named .*no\*.sql
+    "no.sql" => q.sql:2: include: 'no.sql' is not a list of strings
+""")
 def test_a_file_that_is_not_there_is_told_at_the_header(
     tmp_path: Path, patterns: str, says: str
 ) -> None:

@@ -13,6 +13,7 @@ from queueproof.errors import Exit, QueueproofError
 from queueproof.queues.sqlfile import load_text
 from queueproof.report.card import Break, Card, Judgement
 from queueproof.report.terminal import Output
+from tests.fix_histories import each
 from tests.fix_places import SKIP_LOCKED
 
 
@@ -81,14 +82,12 @@ def test_a_card_names_the_stories_of_what_is_broken() -> None:
     assert [*Card("q", "p", 0, 1.0, found).breaks] == ["order", "fencing.1", "fencing.2"]
 
 
-@pytest.mark.parametrize(
-    ("because", "told"),
-    [
-        ("w3 got a job that w2 already holds", "a worker got a job that another already holds"),
-        ("w3 got job 1, and w3 has it", "a worker got job 1, and a worker has it"),
-        ("w1, w2 and w3 waited", "a worker, another and a third waited"),
-    ],
-)
+@each("""
+    because => told
+    w3 got a job that w2 already holds => a worker got a job that another already holds
+    w3 got job 1, and w3 has it => a worker got job 1, and a worker has it
+    w1, w2 and w3 waited => a worker, another and a third waited
+""")
 def test_a_break_is_told_at_once_without_the_workers_numbers(
     because: str, told: str, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -26,6 +26,7 @@ from queueproof.queues.sqlfile import SqlFileQueue, load
 from queueproof.report.card import Card, Judgement
 from queueproof.report.story import Account, Part
 from queueproof.report.text import with_code
+from tests.fix_histories import each
 from tests.fix_places import BROKEN, REFERENCE, SKIP_LOCKED
 from tests.fix_programs import finished
 from tests.fix_queues import FREE, queue_file
@@ -224,15 +225,13 @@ def test_a_time_that_is_a_number_is_compared_with_one(written: Written) -> None:
     assert "vt < extract(epoch FROM now())`, and end" in seconds["stale-recovery"]
 
 
-@pytest.mark.parametrize(
-    ("kind", "anew", "advice"),
-    [
-        ("timestamptz", "vt + :lease", "adds to vt: set it from the clock, `vt = now"),
-        ("bigint", "30 + jobs.vt", "vt = ceil(extract(epoch FROM now() + lease) * 1000)`. Also"),
-        ("timestamptz", "now() + :lease", "The statement that frees a job"),
-        ("timestamptz", "greatest(vt, now() + :lease)", "The statement that frees a job"),
-    ],
-)
+@each("""
+    kind => anew => advice
+    timestamptz => vt + :lease => adds to vt: set it from the clock, `vt = now
+    bigint => 30 + jobs.vt => vt = ceil(extract(epoch FROM now() + lease) * 1000)`. Also
+    timestamptz => now() + :lease => The statement that frees a job
+    timestamptz => greatest(vt, now() + :lease) => The statement that frees a job
+""")
 def test_a_heartbeat_that_adds_up_is_told_to_set_anew(
     written: Written, kind: str, anew: str, advice: str
 ) -> None:
@@ -277,14 +276,12 @@ DELETE FROM inbox WHERE id = :id AND receipt = :receipt AND stage IN ('taken', '
 )
 
 
-@pytest.mark.parametrize(
-    ("claimed", "asked"),
-    [
-        ("stage = 'taken'", "stage IN ('taken', 'begun')"),
-        ("held = true", "held = true"),
-        ("held = true", "receipt = :receipt"),
-    ],
-)
+@each("""
+    claimed => asked
+    stage = 'taken' => stage IN ('taken', 'begun')
+    held = true => held = true
+    held = true => receipt = :receipt
+""")
 def test_an_operation_asks_what_others_ask(claimed: str, asked: str) -> None:
     """In its author's words; and for the flag that a claim sets, where there is no state."""
     found = fixes(Draft(FLAGGED.format(claimed=claimed), "q.sql"), "final-state")

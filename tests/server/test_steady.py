@@ -410,13 +410,11 @@ def test_a_hash_join_with_all_jobs_is_no_case_for_an_index(lab_of: LabOf) -> Non
 MOST = JOBS[0]
 
 
-@pytest.mark.parametrize(
-    ("guarantee", "told"),
-    [
-        ("order", "took the 1st of {} ready jobs of priority 0, while one of priority 9 was ready"),
-        ("no-starvation", "behind {} jobs that are due tomorrow: 4 claims answered nothing"),
-    ],
-)
+@each("""
+    guarantee => told
+    order => took the 1st of {} ready jobs of priority 0, while one of priority 9 was ready
+    no-starvation => behind {} jobs that are due tomorrow: 4 claims answered nothing
+""")
 def test_what_hides_behind_a_crowd_is_seen(lab_of: LabOf, guarantee: str, told: str) -> None:
     """A page of a hundred hides a job; seen again by its token, and not in the sound parent."""
     probe, name = PROBES[guarantee], guarantee.replace("-", "_")

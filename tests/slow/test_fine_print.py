@@ -6,6 +6,7 @@ import pytest
 
 from queueproof.examine.check import check_queue
 from queueproof.guarantees.catalogue import select
+from tests.fix_histories import each
 from tests.fix_labs import LabOf, judged
 from tests.fix_queues import CLAIM_MANY, COMPLETE, queue_file
 
@@ -182,14 +183,12 @@ def test_a_state_may_follow_from_the_clock_or_a_count(
     assert {one.verdict for one in found.values()} == {"holds"}
 
 
-@pytest.mark.parametrize(
-    ("put_off", "verdict"),
-    [
-        ("interval '30 days'", "holds"),
-        ("interval '1 day' * 30", "holds"),
-        (":lease * 8640", "broken"),
-    ],
-)
+@each("""
+    put_off => verdict
+    interval '30 days' => holds
+    interval '1 day' * 30 => holds
+    :lease * 8640 => broken
+""")
 def test_a_dead_workers_job_waits_no_longer_than_the_sql_says(
     lab_of: LabOf, put_off: str, verdict: str
 ) -> None:
