@@ -160,9 +160,7 @@ def test_a_budget_that_is_none_is_refused(text: str) -> None:
         (0, 1, "0"),
     ],
 )
-def test_a_figure_has_the_digits_that_its_spread_allows(
-    value: float, spread: float | None, shown: str
-) -> None:
+def test_spread_decides_the_digits(value: float, spread: float | None, shown: str) -> None:
     """The last digit is the first uncertain one; there are two at most."""
     assert shown == numbers.rounded(value, spread)
 
@@ -201,9 +199,7 @@ def baseline(tmp_path: Path) -> Path:
         ("buffers_per_claim > 1.2*{}", 120, False),
     ],
 )
-def test_a_condition_is_true_or_not(
-    baseline: Path, condition: str, buffers: float, *, fails: bool
-) -> None:
+def test_a_condition_judges(baseline: Path, condition: str, buffers: float, *, fails: bool) -> None:
     """A counter is held against a number, an earlier figure, or a multiple of that."""
     asked = Condition.of(condition.format(baseline))
     assert fails == bool(asked.judge([counted("q", buffers)]))

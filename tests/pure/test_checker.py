@@ -214,9 +214,7 @@ def test_a_breach_that_follows_from_another_says_so(case: Case) -> None:
     ],
 )
 @pytest.mark.parametrize("ends", ["fails 1; +31", "crashes; +31; recover 1", "crashes; +31"])
-def test_a_job_ends_at_its_last_attempt_only(
-    ends: str, bound: str, left: str, failed: str, crashed: str
-) -> None:
+def test_the_last_attempt_ends(ends: str, bound: str, left: str, failed: str, crashed: str) -> None:
     """Rule 23: what a fail or a crash ends with attempts left is retry-given, if it is ended."""
     history = Told(f"enqueue 1 {bound}; w1 claims 1; w1 {ends}; sweep; left {left}").history
     assert "".join(broken(history)) == (failed if "fails" in ends else crashed)
@@ -275,9 +273,7 @@ def test_how_many_jobs_a_claim_takes_and_when_a_failed_one(case: Case) -> None:
         pytest.param("delay=5", "priority=0", "priority, fifo", True, id="due later, one priority"),
     ],
 )
-def test_free_jobs_are_claimed_in_the_declared_order(
-    first: str, second: str, order: str, *, free: bool
-) -> None:
+def test_claims_keep_the_declared_order(first: str, second: str, order: str, *, free: bool) -> None:
     """Rule 9: order binds jobs whose enqueue order and due order agree; priority comes first."""
     told = Told(f"enqueue 1 {first}; enqueue 2 {second}; +10; w1 runs 2 1; all completed")
     assert broken(told.history, declared(order=order)) == ([] if free else ["order"])
@@ -315,9 +311,7 @@ def test_order_binds_what_was_certainly_there_and_free(case: Case) -> None:
 
 
 @pytest.mark.parametrize(("taken", "left", "found"), [("2", "3", []), ("3", "2", ["order"])])
-def test_what_completes_and_claims_is_no_other_worker(
-    taken: str, left: str, found: list[str]
-) -> None:
+def test_what_completes_and_claims_is_no_other(taken: str, left: str, found: list[str]) -> None:
     """Rule 9: its claim meets nobody when only its own completion is under way."""
     told = Told("enqueue 1; +10; enqueue 2; +10; enqueue 3; +10; w1 claims 1")
     told.completing_and_claiming(told.claims["w1", "1"], taken)
@@ -368,9 +362,7 @@ def test_a_late_heartbeat_may_wait_for_what_takes_its_job(blocker: str, ends: st
 
 
 @pytest.mark.parametrize(("blocker", "found"), [("complete", []), ("claim", ["non-blocking"])])
-def test_what_completes_and_claims_may_wait_as_a_completion_may(
-    blocker: CallKind, found: list[str]
-) -> None:
+def test_what_completes_and_claims_may_wait(blocker: CallKind, found: list[str]) -> None:
     """Rule 10: it never waits for another's claim, which is no business of its own jobs."""
     told = Told("enqueue 1 2; w1 claims 1; w2 claims 2")
     refs = (Ref(told.claims["w2", "2"].index, "2"),) if blocker == "complete" else ()
@@ -491,9 +483,7 @@ def test_what_becomes_of_a_job_must_be_accounted_for(case: Case) -> None:
 
 @pytest.mark.parametrize(("days", "found"), [(1.5, ["stale-recovery"]), (2.5, [])])
 @pytest.mark.parametrize("observable", [True, False])
-def test_a_job_that_was_taken_back_waits_as_long_as_its_sql_says(
-    days: float, found: list[str], *, observable: bool
-) -> None:
+def test_a_job_taken_back_waits_as_told(days: float, found: list[str], *, observable: bool) -> None:
     """Rule 14: it is stranded once every span that stands there is over."""
     look = "jobs 1=queued; " if observable else ""
     again = f"{look}sweep; +{2 * DAY}; "
@@ -571,9 +561,7 @@ def test_claims_find_no_job_that_is_not_known_to_be_ready(case: Case) -> None:
     error => 23505: its own row => an error (23505: its own row)
     retry => 55P03: another's row => an error (55P03: another's row)
 """)
-def test_a_claim_that_answers_an_error_is_as_one_that_answers_nothing(
-    answer: Answer, error: str, got: str
-) -> None:
+def test_an_error_of_a_claim_answers_nothing(answer: Answer, error: str, got: str) -> None:
     """Rule 7: an error prevents what the claim would have got, while nobody else acts."""
     told = Told("enqueue 1; +5")
     for _ in range(2):
@@ -939,9 +927,7 @@ class Model:
 )
 @settings(max_examples=80, deadline=None, database=None)
 @given(rng=st.randoms(use_true_random=False), steps=st.integers(1, 60))
-def test_a_sound_queue_is_never_accused(
-    rng: random.Random, steps: int, *, patient: bool, observable: bool
-) -> None:
+def test_no_false_alarm(rng: random.Random, steps: int, *, patient: bool, observable: bool) -> None:
     """However its workers' operations overlap, crash and time out, a sound queue breaks nothing."""
     history = Model(rng, patient=patient).run(steps)
     if not observable:

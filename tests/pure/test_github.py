@@ -89,9 +89,7 @@ def test_a_summary_stays_below_github_s_limit() -> None:
         (("not-offered",), "nothing judged"),
     ],
 )
-def test_a_badge_counts_each_verdict_and_calls_nothing_accepted_held(
-    verdicts: tuple[Verdict, ...], told: str
-) -> None:
+def test_a_badge_counts_each_verdict(verdicts: tuple[Verdict, ...], told: str) -> None:
     """An accepted break is counted beside what holds; the badge is XML and leads nowhere."""
     judgements = [Judgement(f"g{n}", verdict, "") for n, verdict in enumerate(verdicts)]
     badge = to_badge(card(*judgements, queue='<a href="x">&.sql'))

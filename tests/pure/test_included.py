@@ -90,9 +90,7 @@ def test_a_token_and_a_mutant_see_a_change_of_an_included_file(tmp_path: Path) -
         ("COPY t TO STDOUT;", r"dump.sql:1: COPY from or to the client"),
     ],
 )
-def test_errors_of_an_included_file_are_told_where_they_stand(
-    tmp_path: Path, script: str, says: str
-) -> None:
+def test_errors_are_told_where_they_stand(tmp_path: Path, script: str, says: str) -> None:
     """The message names the included file and its line."""
     with pytest.raises(QueueError, match=says):
         dumped(tmp_path, script)
@@ -105,9 +103,7 @@ def test_errors_of_an_included_file_are_told_where_they_stand(
     ["no*.sql"] => q.sql:2: include: no file is named .*no\*.sql
     "no.sql" => q.sql:2: include: 'no.sql' is not a list of strings
 """)
-def test_a_file_that_is_not_there_is_told_at_the_header(
-    tmp_path: Path, patterns: str, says: str
-) -> None:
+def test_a_missing_file_is_told_at_the_header(tmp_path: Path, patterns: str, says: str) -> None:
     """Whoever misspells a path is shown the line that names it."""
     with pytest.raises(QueueError, match=says):
         including(tmp_path, patterns)

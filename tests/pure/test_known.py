@@ -61,9 +61,7 @@ def test_what_is_no_file_of_stories_is_none(cache: Path, written: str) -> None:
         token_of("q.sql", "order")
 
 
-def test_where_nothing_can_be_kept_tokens_are_told(
-    cache: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_without_a_cache_tokens_are_told(cache: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A file stands where the folder would be."""
     cache.write_text("")
     assert not remember("q.sql", {"order": "A"})
@@ -112,9 +110,7 @@ def test_a_break_is_told_at_once_without_the_workers_numbers(
         (2, "q.sql:1: 2 lines still say TODO: what was judged"),
     ],
 )
-def test_a_proposal_is_not_yet_the_users_queue(
-    todos: int, told: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_proposal_says_so(todos: int, told: str, capsys: pytest.CaptureFixture[str]) -> None:
     """What `init` could not know stands there as long as nobody has looked at it."""
     _tell_todos(Output(), load_text("-- TODO: this\n" * todos + SKIP_LOCKED, "q.sql"))
     said = capsys.readouterr().out

@@ -232,9 +232,7 @@ def test_a_time_that_is_a_number_is_compared_with_one(written: Written) -> None:
     timestamptz => now() + :lease => The statement that frees a job
     timestamptz => greatest(vt, now() + :lease) => The statement that frees a job
 """)
-def test_a_heartbeat_that_adds_up_is_told_to_set_anew(
-    written: Written, kind: str, anew: str, advice: str
-) -> None:
+def test_a_heartbeat_should_not_add_up(written: Written, kind: str, anew: str, advice: str) -> None:
     """A late heartbeat that adds to a lease that is over leaves less than a lease."""
     queue = written(NUMBERED.format(kind=kind, anew=anew))
     (told,) = remedies(queue, Judgement("live-lease", "broken", "r", "story"))
@@ -358,9 +356,7 @@ MADE = {
 
 
 @pytest.mark.parametrize(("guarantee", "blocks", "lines"), MADE.values(), ids=MADE)
-def test_a_form_is_made_of_the_file_s_own_words(
-    guarantee: str, blocks: Mapping[str, str], lines: str
-) -> None:
+def test_a_form_has_the_files_words(guarantee: str, blocks: Mapping[str, str], lines: str) -> None:
     """Of what it asks elsewhere, of the count that fail has, of the types in its schema."""
     text = queue_file(more="ALTER TABLE jobs ADD\n receipt uuid;", **blocks)
     found = fixes(Draft(text, "q.sql"), guarantee)
@@ -393,9 +389,7 @@ CASCADES = "\nCREATE TABLE t (l int REFERENCES lanes ON DELETE CASCADE);"
         ("fencing", {}, ""),
     ],
 )
-def test_what_stands_in_the_sql_has_its_own_remedy(
-    guarantee: str, blocks: Mapping[str, str], safe: str
-) -> None:
+def test_a_cause_has_its_own_remedy(guarantee: str, blocks: Mapping[str, str], safe: str) -> None:
     """It names that, and not what the file has already."""
     assert safe in (cause_of(guarantee, Draft(queue_file(**blocks), "q.sql")) or "")
 
@@ -408,9 +402,7 @@ def test_no_index_on_a_view_is_advised(written: Written) -> None:
     assert "ready is a view" in str(remedy)
 
 
-def test_a_form_that_helped_once_by_luck_is_not_told(
-    written: Written, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_lucky_form_is_not_told(written: Written, monkeypatch: pytest.MonkeyPatch) -> None:
     """A story of drawn ids fails to happen now and then, with whatever form."""
     queue = written(queue_file())
     asked = Counter[str]()

@@ -82,9 +82,7 @@ def test_the_help_says_it_too(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.parametrize("kind", [FormatError, ClassError, WorkerError])
-def test_what_a_message_refers_to_can_be_read(
-    kind: type[QueueError], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_references_can_be_read(kind: type[QueueError], capsys: pytest.CaptureFixture[str]) -> None:
     """Its last line is a command, which prints a part of the reference."""
     assert exit_code_of(kind("q: no good"), []) == Exit.UNUSABLE
     told, last = capsys.readouterr().err.splitlines()

@@ -146,9 +146,7 @@ def test_nothing_meets_that_the_rules_exclude(name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "between"), [("broken/fencing_token_seconds.sql", {0, 1}), ("skip_locked.sql", {1})]
 )
-def test_a_failed_job_is_claimed_again_at_once_where_it_need_not_wait(
-    name: str, between: set[int]
-) -> None:
+def test_a_failed_job_that_need_not_wait_is_claimed_at_once(name: str, between: set[int]) -> None:
     """A token made of the time, for one, is the same then; else time passes in between."""
     moves = set()
     for way in lives(name):

@@ -671,9 +671,7 @@ PLACES = st.integers(0, len(FILE))
 
 
 @given(PLACES, st.integers(0, 30), SNIPPETS | st.text(max_size=5), PLACES, SNIPPETS)
-def test_a_mutated_file_loads_or_is_refused(
-    start: int, removed: int, inserted: str, second: int, snippet: str
-) -> None:
+def test_a_mutated_file(start: int, removed: int, inserted: str, second: int, snippet: str) -> None:
     """Whatever is cut out or put in: a queue, or a `QueueError` with a line of the file."""
     text = FILE[:start] + inserted + FILE[start + removed :]
     text = text[:second] + snippet + text[second:]
@@ -759,9 +757,7 @@ def test_a_statement_behind_else_is_sent_where_the_one_before_it_answered_nothin
 
 
 @pytest.mark.parametrize(("counts", "accepted"), [([1], True), ([0, 1], True), ([0, 0], False)])
-def test_what_a_statement_changed_counts_where_it_has_no_columns(
-    counts: list[int], *, accepted: bool
-) -> None:
+def test_changes_count_where_there_are_no_columns(counts: list[int], *, accepted: bool) -> None:
     """An ending in one of two tables looks into the second where the first had no such row."""
     update = "UPDATE {}jobs SET done = true WHERE id = :id;\n"
     ends = f"(id)!\n{update.format('')}-- else\n{update.format('old_')}"

@@ -289,9 +289,7 @@ ALTER TABLE jobs DISABLE TRIGGER never;
 
 
 @pytest.mark.parametrize("who", ["superuser", "role"])
-def test_no_rule_policy_or_trigger_acts_on_a_reset(
-    server: Server, humble: Server, who: str
-) -> None:
+def test_no_rule_policy_or_trigger_acts_on_resets(server: Server, humble: Server, who: str) -> None:
     """Rule 1: rows that a policy hides from their owner come back, and what is ALWAYS rests.
 
     Afterwards those triggers fire again that did before.

@@ -265,9 +265,7 @@ def test_transactions_take_turns(database: str, pgbouncer: Path) -> None:
 
 
 @pytest.mark.pgbouncer
-def test_a_password_goes_where_nobody_reads_it(
-    database: str, pgbouncer: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_hidden_password(database: str, pgbouncer: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A password with quotes reaches PgBouncer in a private file, which goes with it."""
     monkeypatch.setenv("PGPASSWORD", "it's a 'secret'")
     with open_pooler(database, pgbouncer) as pooler:
@@ -298,9 +296,7 @@ def test_a_killed_run_leaves_nothing(database: str, begin: Begin, eventually: Ev
         os.kill(pid, 0)
 
 
-def test_a_pgbouncer_that_dies_says_why(
-    lab_of: LabOf, database: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_dead_pgbouncer(lab_of: LabOf, database: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """What it wrote is the message (here env, which cannot run the configuration), no verdict."""
     env, told = Path("/usr/bin/env"), "could not be started: .*Permission denied"
     with pytest.raises(ServerUnavailableError, match=told), open_pooler(database, env):

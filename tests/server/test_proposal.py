@@ -241,9 +241,7 @@ STATES = "CREATE TABLE jobs (id int PRIMARY KEY, state text NOT NULL CHECK (stat
         (STATES.format("'done'"), "jobs", r"\(done\) says that a job waits"),
     ],
 )
-def test_what_is_no_schema_of_jobs_is_told(
-    tmp_path: Path, dsn: str, schema: str, table: str | None, says: str
-) -> None:
+def test_no_job_schema(tmp_path: Path, dsn: str, schema: str, table: str | None, says: str) -> None:
     """One message, with what there is, and with what is missing where states tell too little."""
     with pytest.raises(QueueproofError, match=says):
         proposal(tmp_path, dsn, schema, table)

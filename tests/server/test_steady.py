@@ -221,9 +221,7 @@ NO_COPIES = "CREATE UNIQUE INDEX ON jobs ((id % 50_000));"
 
 
 @pytest.mark.parametrize("kind", ["finished", "waiting"])
-def test_a_queue_that_cannot_be_multiplied_is_filled_by_its_operations(
-    lab_of: LabOf, kind: str
-) -> None:
+def test_what_cannot_be_multiplied_is_filled_by_its_operations(lab_of: LabOf, kind: str) -> None:
     """The slope says why, and how many jobs there were; that shows a missing index, too."""
     found = slope(lab_of(queue(more=NO_COPIES)), kind, 1_000_000)
     assert "duplicate key" in found.short

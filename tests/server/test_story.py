@@ -122,9 +122,7 @@ def test_the_recovery_that_took_a_job_back_is_shown(lab_of: LabOf) -> None:
         ),
     ],
 )
-def test_a_pass_says_what_was_not_asked(
-    lab_of: LabOf, changed: tuple[str, ...], told: dict[str, str]
-) -> None:
+def test_what_was_not_asked(lab_of: LabOf, changed: tuple[str, ...], told: dict[str, str]) -> None:
     """A reader is not to think that a wait was seen to overflow, or a batch to keep its limit."""
     text = SKIP_LOCKED
     for old, new in zip(changed[::2], changed[1::2], strict=True):

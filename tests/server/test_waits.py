@@ -136,9 +136,7 @@ def test_a_backend_that_is_frozen(lab_of: LabOf, monkeypatch: pytest.MonkeyPatch
         session.send(Step(f"SELECT length('{'x' * 2**22}')"))
 
 
-def test_a_server_that_is_frozen_is_not_the_queues_fault(
-    server: Server, lab_of: LabOf, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_frozen_server(server: Server, lab_of: LabOf, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where the server takes no connection either, no statement is blamed."""
     lab = lab_of(SKIP_LOCKED, fresh=True)
     monkeypatch.setattr(waits, "STATEMENT", 0.2)

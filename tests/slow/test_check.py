@@ -81,9 +81,7 @@ def test_a_story_says_why_a_claim_may_wait(lab_of: LabOf) -> None:
     assert f"claim waits for {waits[1]}'s because both take the same job." in (one.story or "")
 
 
-def test_what_breaks_anyway_is_not_the_pooler_s_doing(
-    lab_of: LabOf, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_breaks_anyway_is_no_new_break(lab_of: LabOf, monkeypatch: pytest.MonkeyPatch) -> None:
     """A probe has met by chance what breaks without a pooler too: that is no second break."""
     lab, probe = lab_of(BROKEN), PROBES["pooler-safe"]
     race = find(Runner(lab), declare(offered(lab)), RACE, "single-claim", budget=100)
@@ -120,9 +118,7 @@ WHERE status = 'running' AND since < now() - interval '30 seconds' RETURNING id;
 
 
 @pytest.mark.parametrize(("fail", "retries"), [("queued", True), ("failed", False)])
-def test_whether_a_failed_job_comes_back_is_seen(
-    lab_of: LabOf, fail: str, *, retries: bool
-) -> None:
+def test_that_a_failed_job_comes_back_is_seen(lab_of: LabOf, fail: str, *, retries: bool) -> None:
     """A fail that ends jobs below the bound breaks retry-given: no job is lost, no crash is why."""
     fails = f"(id)!\nUPDATE jobs SET status = '{fail}' WHERE id = :id AND status = 'running';"
     lab = lab_of(queue_file(header="max_attempts = 3", fail=fails))
@@ -136,9 +132,7 @@ def test_whether_a_failed_job_comes_back_is_seen(
     [(RACES, "accepted", "a lesson"), (CLAIM, "holds", "not seen to break")],
     ids=["it is seen", "it is not seen"],
 )
-def test_a_declared_break_is_accepted_where_it_is_seen(
-    lab_of: LabOf, claim: str, verdict: str, reason: str
-) -> None:
+def test_a_declared_break_is_accepted(lab_of: LabOf, claim: str, verdict: str, reason: str) -> None:
     """With the declared reason; else it holds, with that as its reason."""
     card = glance(lab_of(LESSON.replace(CLAIM, claim)))
     (judgement,) = card.guarantees
@@ -187,9 +181,7 @@ UPDATE jobs SET status = 'completed'"""
         ("UPDATE jobs SET status = 'completed'", RAISES, r"SQL: no slots \(53300\)"),
     ],
 )
-def test_an_operation_that_never_works_makes_a_queue_unusable(
-    lab_of: LabOf, part: str, instead: str, message: str
-) -> None:
+def test_what_never_works_is_unusable(lab_of: LabOf, part: str, instead: str, message: str) -> None:
     """Rule 7: what does not even work undisturbed is an error of the queue, not a verdict."""
     with pytest.raises(QueueError, match=message):
         glance(lab_of(SOUND.replace(part, instead)))

@@ -157,9 +157,7 @@ def test_the_junit_report_has_a_case_per_guarantee(broken: tuple[Ran, Path]) -> 
     assert "held by two workers" in (failure.text or "")
 
 
-def test_a_number_that_the_header_contradicts_is_told_before_the_check(
-    check: Command, tmp_path: Path
-) -> None:
+def test_a_number_that_the_header_contradicts_is_told_first(check: Command, tmp_path: Path) -> None:
     """A recovery with a lease of its own is named by its line, as it breaks what is no break."""
     file = tmp_path / "q.sql"
     text = Path(SOUND).read_text().replace("recover(lease)", "recover")
@@ -170,9 +168,7 @@ def test_a_number_that_the_header_contradicts_is_told_before_the_check(
     assert ran.out.index(told) < ran.out.index(f"{APART}: holds")
 
 
-def test_accepted_breaks_are_written_and_told_until_they_have_a_reason(
-    check: Command, command: Command, tmp_path: Path
-) -> None:
+def test_accepted_breaks_are_written(check: Command, command: Command, tmp_path: Path) -> None:
     """`accept` passes today's break; its TODO is told, and so is a break that is mended."""
     file = tmp_path / "q.sql"
     file.write_text(load(BROKEN).whole)
@@ -191,9 +187,7 @@ def test_accepted_breaks_are_written_and_told_until_they_have_a_reason(
     assert f"{file}:{line}: {APART} was not seen to break: where a check" in mended.out
 
 
-def test_a_replayed_story_exits_1_and_one_that_was_mended_0(
-    card: dict[str, Any], command: Command, dsn: str
-) -> None:
+def test_a_replay_exits_1_or_0_if_mended(card: dict[str, Any], command: Command, dsn: str) -> None:
     """The story happens again; in the queue as it was edited since it does not, in any order."""
     token = card["guarantees"][0]["replay"]
     again = command("replay", BROKEN, "single-claim", "--postgres", dsn)
@@ -388,9 +382,7 @@ def test_what_ends_a_check_has_its_exit_code(
     assert "Traceback" not in ran.err
 
 
-def test_a_signal_while_the_commands_are_built_ends_in_order(
-    command: Command, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_signal_while_building(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     """That takes a while, before any command runs."""
 
     def interrupted(_app: object) -> None:
@@ -419,9 +411,7 @@ def test_ctrl_c_while_the_commands_are_imported_ends_in_order(
     assert capsys.readouterr().err == "queueproof: interrupted\n"
 
 
-def test_an_internal_error_shows_its_traceback_on_demand(
-    check: Command, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_internal_error_has_a_traceback(check: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     """With --traceback or QUEUEPROOF_DEBUG; the message names the way to who has not gone it."""
     monkeypatch.setattr("queueproof.examine.check.check_queue", None)
     ran = check(SOUND)
@@ -508,9 +498,7 @@ def test_an_interrupted_search_prints_what_is_mended_so_far(
         *[("nowhere.sql", 4, how) for how in (">&-", "2>&-", "<&- >&- 2>&-", "> /dev/full 2>&1")],
     ],
 )
-def test_a_stream_that_cannot_be_written_changes_no_exit_code(
-    dsn: str, queue: str, code: int, redirection: str
-) -> None:
+def test_no_stream_changes_the_exit_code(dsn: str, queue: str, code: int, redirection: str) -> None:
     """Closed by the shell, or on a disk that is full: 1 means broken and nothing else."""
     asked = ["check", queue, "--only", "single-claim", "--profile", "quick", "--postgres", dsn]
     shell = ["sh", "-c", f'exec "$0" "$@" {redirection}', sys.executable, "-m", "queueproof"]
@@ -522,9 +510,7 @@ def test_a_stream_that_cannot_be_written_changes_no_exit_code(
     ("queue", "asked", "code"),
     [(SOUND, APART, 0), (BROKEN, "single-claim", 1), ("nowhere.sql", APART, 4)],
 )
-def test_readers_that_leave_change_no_exit_code(
-    start: Begin, queue: str, asked: str, code: int
-) -> None:
+def test_leaving_readers_change_no_code(start: Begin, queue: str, asked: str, code: int) -> None:
     """As with `2>&1 | head -1`, be it the reader of the card or of the errors."""
     process = start("check", queue, "--only", asked, "--profile", "quick")
     for stream in (process.stdout, process.stderr):
@@ -546,9 +532,7 @@ def test_a_report_that_cannot_be_written_exits_4(check: Command) -> None:
     ("device", "code", "told"),
     [("full", 4, "queueproof: cannot write to stdout: No space left on device"), ("pipe", 0, "")],
 )
-def test_a_report_on_stdout_is_lost_only_where_its_reader_has_not_left(
-    device: str, code: int, told: str
-) -> None:
+def test_a_report_on_stdout_is_lost_where_a_reader_stays(device: str, code: int, told: str) -> None:
     """On a full disk it is an error as in a file; who closes the pipe did not want it."""
     reader, writer = os.pipe()
     os.close(reader)
@@ -563,9 +547,7 @@ def test_a_report_on_stdout_is_lost_only_where_its_reader_has_not_left(
 
 
 @pytest.mark.sample
-def test_a_report_is_there_as_a_whole_or_not_at_all(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_report_is_whole_or_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A write that fails leaves the file of the last run, and nothing beside it."""
     path = tmp_path / "card.json"
     write(path, "old")

@@ -120,9 +120,7 @@ with open_server("embedded") as server, server.database() as conninfo:
 """
 
 
-def test_nothing_is_left_of_a_run_killed_while_it_restarts_its_server(
-    begin: Begin, eventually: Eventually
-) -> None:
+def test_a_run_killed_in_a_restart_leaves_nothing(begin: Begin, eventually: Eventually) -> None:
     """Whatever the watchdog is at, the server and its directory go with the run."""
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
     process = begin(sys.executable, "-c", textwrap.dedent(RESTARTS), env=environment)
@@ -263,9 +261,7 @@ def test_somebodys_server_gets_a_verdict_without_kills(theirs: Server) -> None:
     assert "UNLOGGED (public.jobs)" in unknown.reason
 
 
-def test_a_story_with_a_kill_is_not_replayed_on_somebodys_server(
-    lab_of: LabOf, theirs: Server
-) -> None:
+def test_a_story_with_a_kill_is_not_replayed_elsewhere(lab_of: LabOf, theirs: Server) -> None:
     """The token is refused with what to do instead."""
     token = judged(lab_of(UNLOGGED)).replay
     assert token

@@ -387,9 +387,7 @@ class TestDsn:
         assert hasty.description == "fsync=on, synchronous_commit=off (fast, not crash-safe)"
 
     @pytest.mark.parametrize("power", ["postgres", "pg_execute_server_program"])
-    def test_who_may_act_as_a_superuser_is_refused_as_one(
-        self, admin: str, door: Door, refusal: Refusal, power: str
-    ) -> None:
+    def test_power_is_refused(self, admin: str, door: Door, refusal: Refusal, power: str) -> None:
         """A member of it says SET ROLE, or COPY TO PROGRAM: beside others' databases it may not."""
         nobody_may_look = "CREATE DATABASE shop CONNECTION LIMIT 0"
         tell(admin, nobody_may_look, f"GRANT {power} TO alice")
@@ -617,9 +615,7 @@ class TestKilled:
                 late.callback(again.join)
             assert before == databases(conninfo)
 
-    def test_database_that_cannot_be_dropped(
-        self, admin: str, capfd: pytest.CaptureFixture[str]
-    ) -> None:
+    def test_database_that_must_stay(self, admin: str, capfd: pytest.CaptureFixture[str]) -> None:
         """What stays behind is named, with its reason and the statement that drops it."""
         with open_server(admin) as theirs, theirs.database() as conninfo:
             name = str(conninfo_to_dict(conninfo)["dbname"])
