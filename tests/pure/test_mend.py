@@ -17,7 +17,7 @@ from queueproof.advice.catalogue import Fix, changed, fixes
 from queueproof.advice.forms import FORMS as FORMS_OF_ONE
 from queueproof.advice.reading import Draft
 from queueproof.advice.remedies import cause_of, in_own_names, with_remedies
-from queueproof.advice.search import Outcome, Tries, as_diff, said, source
+from queueproof.advice.search import Outcome, as_diff, said, source
 from queueproof.errors import QueueproofError
 from queueproof.guarantees.catalogue import CATALOGUE
 from queueproof.postgres import Server
@@ -161,15 +161,6 @@ def test_only_an_sql_file_can_be_mended() -> None:
     with pytest.raises(QueueproofError, match=":Queue: mend changes SQL, and this is no SQL"):
         source(Queue())
     assert source(load(REFERENCE)) == SKIP_LOCKED
-
-
-def test_progress_tells_what_was_tried_for_a_guarantee() -> None:
-    """Counters only grow, and each says what it counts."""
-    assert str(Tries("fencing")) == "fencing: the file as it is goes first"
-    assert str(Tries("fencing", 149)) == "fencing: 149 candidates tried"
-    assert str(Tries("fencing", 149, 3, 1)) == (
-        "fencing: 149 candidates tried, 1 of the 3 that pass its stories checked further"
-    )
 
 
 LEASED = {"header": 'lease = "30 seconds"', "complete": "", "jobs": ""}

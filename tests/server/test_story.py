@@ -17,11 +17,10 @@ from queueproof.report.page import read_card, to_page
 from queueproof.report.story import of_queue, tell
 from queueproof.report.terminal import Output, print_breaks, print_card
 from queueproof.report.text import to_text
-from queueproof.run.lab import Lab
 from queueproof.run.runner import Runner
 from queueproof.schedule.conditions import PLAIN
 from queueproof.schedule.programs import JobSpec
-from queueproof.search.shrink import Failure, find
+from queueproof.search.shrink import find
 from tests.fix_labs import LabOf, judged, offered
 from tests.fix_places import SKIP_LOCKED, STRATEGIES
 from tests.fix_plays import play
@@ -76,13 +75,6 @@ GOLDEN = """\
 """
 
 
-def double_claim(lab: Lab) -> Failure:
-    """The first run in which two claims get one job."""
-    failure = find(Runner(lab), declare(offered(lab)), RACE, "single-claim", budget=100)
-    assert failure is not None
-    return failure
-
-
 @pytest.mark.parametrize("column", ["bigserial", "uuid DEFAULT gen_random_uuid()"])
 def test_a_story_is_stable(lab_of: LabOf, column: str) -> None:
     """A story names the guarantee, the breach, the turns, the SQL, and what it does to a user.
@@ -90,7 +82,8 @@ def test_a_story_is_stable(lab_of: LabOf, column: str) -> None:
     The same is told of every run, also where the ids are random.
     """
     lab = lab_of(QUEUE.format(id=column))
-    failure = double_claim(lab)
+    failure = find(Runner(lab), declare(offered(lab)), RACE, "single-claim", budget=100)
+    assert failure is not None
     runs = (Runner(lab).run(failure.program, failure.schedule) for _ in range(10))
     stories = {to_text(tell(run, failure.violation)) for run in (failure.run, *runs)}
     assert stories == {textwrap.dedent(GOLDEN).strip()}
