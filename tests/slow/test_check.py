@@ -18,6 +18,7 @@ from queueproof.examine.calibrate import calibrate
 from queueproof.examine.check import check_queue, first_flaw
 from queueproof.examine.plan import Examination
 from queueproof.examine.replay import replay
+from queueproof.examine.work import Exploration, Work
 from queueproof.guarantees.catalogue import select
 from queueproof.judge.checker import declare
 from queueproof.postgres import Server
@@ -27,8 +28,10 @@ from queueproof.report.card import Card
 from queueproof.run.lab import Lab
 from queueproof.run.open import open_lab
 from queueproof.run.runner import Runner
+from queueproof.schedule.conditions import Conditions
 from queueproof.search.shrink import find
 from queueproof.search.tokens import decode_token, encode_token
+from queueproof.space.suites import Suite
 from queueproof.testing import must_hold
 from tests.fix_hostile import HOSTILE, hostile
 from tests.fix_labs import LabOf, happens_again, judged, offered
@@ -274,3 +277,30 @@ def test_no_part_of_an_examination_lends_its_rights(own: Server, seen: Path, nam
     with open_lab(hostile(name, seen), own) as lab:
         first_flaw(lab, select(["claim-limit", "steady-cost", "non-blocking"]), profile="glance")
     assert not seen.exists()
+
+
+INSIDE = Conditions(gate="every")
+MOST, SCHEDULES = 200, 6  # as many as the quick profile
+
+
+@pytest.mark.parametrize(
+    ("name", "guarantee"),
+    [
+        # Read, and freed by id.
+        pytest.param("live_lease_two_step", "live-lease", marks=pytest.mark.sample),
+        ("fencing_checked_before", "fencing"),  # inside a function
+        ("final_state_heartbeat_revives", "final-state"),  # from a thread of the worker's own
+        ("no_lost_job_two_step_fail", "no-lost-job"),  # a death between two transactions
+    ],
+)
+def test_a_race_is_found(lab_of: LabOf, name: str, guarantee: str) -> None:
+    """By what the specification says may go on meanwhile."""
+    lab = lab_of(STRATEGIES / "broken" / f"{name}.sql")
+    offer = calibrate(lab)
+    work = Work(lab, offer, 0)
+    assert any(
+        one.violation.guarantee == guarantee and not one.violation.doubts
+        for program in Suite(offer).meetings(MOST)
+        for tried in work.tries(Exploration(program, INSIDE, SCHEDULES, fixed=1))
+        for one in tried.broken
+    )
