@@ -12,7 +12,6 @@ from typing import Any, NamedTuple, get_args
 import pytest
 
 from queueproof.history.calls import Answer, Call, CallKind, History, LockWait, Ref
-from queueproof.queues.model import State
 
 LEASE = 30.0
 TICK = 0.01  # seconds of real time between two events
@@ -146,10 +145,6 @@ class Told:
         answer = facts.pop("answer", "accepted")
         return self.end(self.begin(kind, actor, **facts), *ids, answer=answer)
 
-    def on(self, kind: CallKind, claim: Call, job: str = "1", answer: Answer = "accepted") -> Call:
-        """Act on a claimed job."""
-        return self.do(kind, claim.actor, refs=(Ref(claim.index, job),), answer=answer)
-
     def completing_and_claiming(self, claim: Call, *ids: str, blocker: Call | None = None) -> Call:
         """Complete the job of a claim and claim others in one operation."""
         refs = tuple(Ref(claim.index, job) for job in claim.ids)
@@ -166,16 +161,11 @@ class Told:
         """Let time pass."""
         self.now += seconds
 
-    def sweep(self, began: float | None = None) -> Call:
+    def sweep(self, began: float) -> Call:
         """A drainer found nothing more to claim."""
         call = self.begin("sweep", "drainer")
-        call.began = call.began if began is None else began
+        call.began = began
         return self.end(call)
-
-    def finally_(self, states: dict[str, State]) -> History:
-        """The history, with what `jobs` reported at its end."""
-        self.history.final = states
-        return self.history
 
     def _tick(self) -> None:
         self.moment += 1

@@ -15,6 +15,7 @@ from queueproof.bench.decide import ERROR, LEAST, LOOKS, Finding, Rule, chance
 from queueproof.bench.figures import BenchError, BenchReport, Series
 from queueproof.bench.gate import Condition
 from queueproof.bench.measured import Shape
+from tests.fix_histories import each
 
 # Logarithms of a queue's jobs/s divided by its own, by round, on a machine with four times more to
 # do than it has processors.
@@ -159,9 +160,7 @@ def test_a_budget_that_is_none_is_refused(text: str) -> None:
         (0, 1, "0"),
     ],
 )
-def test_a_figure_has_the_digits_that_its_spread_allows(
-    value: float, spread: float | None, shown: str
-) -> None:
+def test_spread_decides_the_digits(value: float, spread: float | None, shown: str) -> None:
     """The last digit is the first uncertain one; there are two at most."""
     assert shown == numbers.rounded(value, spread)
 
@@ -200,9 +199,7 @@ def baseline(tmp_path: Path) -> Path:
         ("buffers_per_claim > 1.2*{}", 120, False),
     ],
 )
-def test_a_condition_is_true_or_not(
-    baseline: Path, condition: str, buffers: float, *, fails: bool
-) -> None:
+def test_a_condition_judges(baseline: Path, condition: str, buffers: float, *, fails: bool) -> None:
     """A counter is held against a number, an earlier figure, or a multiple of that."""
     asked = Condition.of(condition.format(baseline))
     assert fails == bool(asked.judge([counted("q", buffers)]))
@@ -227,19 +224,17 @@ def test_what_the_baseline_lacks_is_no_pass(baseline: Path) -> None:
         Condition.of("dead_rows_per_job > 1").judge([counted("q", 1.0)])
 
 
-@pytest.mark.parametrize(
-    ("condition", "told"),
-    [
-        ("p99 > 1", "p99 is a time, .*with --compare"),
-        ("jobs_per_second < 1.2 * b.json", "is a time"),
-        ("buffer_per_claim > 1", "did you mean 'buffers_per_claim'"),
-        ("zzz > 1", "there are buffers_per_claim"),
-        ("buffers_per_claim = 1", "write COUNTER > NUMBER"),
-        ("buffers_per_claim >", "write COUNTER > NUMBER"),
-        ("1 < buffers_per_claim", "no counter 1|write COUNTER"),
-        ("buffers_per_claim > 2 * nowhere.json", "cannot read nowhere.json"),
-    ],
-)
+@each("""
+    condition => told
+    p99 > 1 => p99 is a time, .*with --compare
+    jobs_per_second < 1.2 * b.json => is a time
+    buffer_per_claim > 1 => did you mean 'buffers_per_claim'
+    zzz > 1 => there are buffers_per_claim
+    buffers_per_claim = 1 => write COUNTER > NUMBER
+    buffers_per_claim > => write COUNTER > NUMBER
+    1 < buffers_per_claim => no counter 1|write COUNTER
+    buffers_per_claim > 2 * nowhere.json => cannot read nowhere.json
+""")
 def test_what_is_no_condition_is_refused(condition: str, told: str) -> None:
     """With what to write instead; a time is refused with the reason."""
     with pytest.raises(BenchError, match=told):

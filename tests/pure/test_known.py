@@ -13,6 +13,7 @@ from queueproof.errors import Exit, QueueproofError
 from queueproof.queues.sqlfile import load_text
 from queueproof.report.card import Break, Card, Judgement
 from queueproof.report.terminal import Output
+from tests.fix_histories import each
 from tests.fix_places import SKIP_LOCKED
 
 
@@ -60,9 +61,7 @@ def test_what_is_no_file_of_stories_is_none(cache: Path, written: str) -> None:
         token_of("q.sql", "order")
 
 
-def test_where_nothing_can_be_kept_tokens_are_told(
-    cache: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_without_a_cache_tokens_are_told(cache: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A file stands where the folder would be."""
     cache.write_text("")
     assert not remember("q.sql", {"order": "A"})
@@ -81,14 +80,12 @@ def test_a_card_names_the_stories_of_what_is_broken() -> None:
     assert [*Card("q", "p", 0, 1.0, found).breaks] == ["order", "fencing.1", "fencing.2"]
 
 
-@pytest.mark.parametrize(
-    ("because", "told"),
-    [
-        ("w3 got a job that w2 already holds", "a worker got a job that another already holds"),
-        ("w3 got job 1, and w3 has it", "a worker got job 1, and a worker has it"),
-        ("w1, w2 and w3 waited", "a worker, another and a third waited"),
-    ],
-)
+@each("""
+    because => told
+    w3 got a job that w2 already holds => a worker got a job that another already holds
+    w3 got job 1, and w3 has it => a worker got job 1, and a worker has it
+    w1, w2 and w3 waited => a worker, another and a third waited
+""")
 def test_a_break_is_told_at_once_without_the_workers_numbers(
     because: str, told: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -113,9 +110,7 @@ def test_a_break_is_told_at_once_without_the_workers_numbers(
         (2, "q.sql:1: 2 lines still say TODO: what was judged"),
     ],
 )
-def test_a_proposal_is_not_yet_the_users_queue(
-    todos: int, told: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_proposal_says_so(todos: int, told: str, capsys: pytest.CaptureFixture[str]) -> None:
     """What `init` could not know stands there as long as nobody has looked at it."""
     _tell_todos(Output(), load_text("-- TODO: this\n" * todos + SKIP_LOCKED, "q.sql"))
     said = capsys.readouterr().out

@@ -17,7 +17,7 @@ from queueproof.advice.catalogue import Fix, changed, fixes
 from queueproof.advice.forms import FORMS as FORMS_OF_ONE
 from queueproof.advice.reading import Draft
 from queueproof.advice.remedies import cause_of, in_own_names, with_remedies
-from queueproof.advice.search import Outcome, Tries, as_diff, said, source
+from queueproof.advice.search import Outcome, as_diff, said, source
 from queueproof.errors import QueueproofError
 from queueproof.guarantees.catalogue import CATALOGUE
 from queueproof.postgres import Server
@@ -26,6 +26,7 @@ from queueproof.queues.sqlfile import SqlFileQueue, load
 from queueproof.report.card import Card, Judgement
 from queueproof.report.story import Account, Part
 from queueproof.report.text import with_code
+from tests.fix_histories import each
 from tests.fix_places import BROKEN, REFERENCE, SKIP_LOCKED
 from tests.fix_programs import finished
 from tests.fix_queues import FREE, queue_file
@@ -162,15 +163,6 @@ def test_only_an_sql_file_can_be_mended() -> None:
     assert source(load(REFERENCE)) == SKIP_LOCKED
 
 
-def test_progress_tells_what_was_tried_for_a_guarantee() -> None:
-    """Counters only grow, and each says what it counts."""
-    assert str(Tries("fencing")) == "fencing: the file as it is goes first"
-    assert str(Tries("fencing", 149)) == "fencing: 149 candidates tried"
-    assert str(Tries("fencing", 149, 3, 1)) == (
-        "fencing: 149 candidates tried, 1 of the 3 that pass its stories checked further"
-    )
-
-
 LEASED = {"header": 'lease = "30 seconds"', "complete": "", "jobs": ""}
 DELIVERIES = queue_file(
     **LEASED,
@@ -224,18 +216,14 @@ def test_a_time_that_is_a_number_is_compared_with_one(written: Written) -> None:
     assert "vt < extract(epoch FROM now())`, and end" in seconds["stale-recovery"]
 
 
-@pytest.mark.parametrize(
-    ("kind", "anew", "advice"),
-    [
-        ("timestamptz", "vt + :lease", "adds to vt: set it from the clock, `vt = now"),
-        ("bigint", "30 + jobs.vt", "vt = ceil(extract(epoch FROM now() + lease) * 1000)`. Also"),
-        ("timestamptz", "now() + :lease", "The statement that frees a job"),
-        ("timestamptz", "greatest(vt, now() + :lease)", "The statement that frees a job"),
-    ],
-)
-def test_a_heartbeat_that_adds_up_is_told_to_set_anew(
-    written: Written, kind: str, anew: str, advice: str
-) -> None:
+@each("""
+    kind => anew => advice
+    timestamptz => vt + :lease => adds to vt: set it from the clock, `vt = now
+    bigint => 30 + jobs.vt => vt = ceil(extract(epoch FROM now() + lease) * 1000)`. Also
+    timestamptz => now() + :lease => The statement that frees a job
+    timestamptz => greatest(vt, now() + :lease) => The statement that frees a job
+""")
+def test_a_heartbeat_should_not_add_up(written: Written, kind: str, anew: str, advice: str) -> None:
     """A late heartbeat that adds to a lease that is over leaves less than a lease."""
     queue = written(NUMBERED.format(kind=kind, anew=anew))
     (told,) = remedies(queue, Judgement("live-lease", "broken", "r", "story"))
@@ -277,14 +265,12 @@ DELETE FROM inbox WHERE id = :id AND receipt = :receipt AND stage IN ('taken', '
 )
 
 
-@pytest.mark.parametrize(
-    ("claimed", "asked"),
-    [
-        ("stage = 'taken'", "stage IN ('taken', 'begun')"),
-        ("held = true", "held = true"),
-        ("held = true", "receipt = :receipt"),
-    ],
-)
+@each("""
+    claimed => asked
+    stage = 'taken' => stage IN ('taken', 'begun')
+    held = true => held = true
+    held = true => receipt = :receipt
+""")
 def test_an_operation_asks_what_others_ask(claimed: str, asked: str) -> None:
     """In its author's words; and for the flag that a claim sets, where there is no state."""
     found = fixes(Draft(FLAGGED.format(claimed=claimed), "q.sql"), "final-state")
@@ -361,9 +347,7 @@ MADE = {
 
 
 @pytest.mark.parametrize(("guarantee", "blocks", "lines"), MADE.values(), ids=MADE)
-def test_a_form_is_made_of_the_file_s_own_words(
-    guarantee: str, blocks: Mapping[str, str], lines: str
-) -> None:
+def test_a_form_has_the_files_words(guarantee: str, blocks: Mapping[str, str], lines: str) -> None:
     """Of what it asks elsewhere, of the count that fail has, of the types in its schema."""
     text = queue_file(more="ALTER TABLE jobs ADD\n receipt uuid;", **blocks)
     found = fixes(Draft(text, "q.sql"), guarantee)
@@ -396,9 +380,7 @@ CASCADES = "\nCREATE TABLE t (l int REFERENCES lanes ON DELETE CASCADE);"
         ("fencing", {}, ""),
     ],
 )
-def test_what_stands_in_the_sql_has_its_own_remedy(
-    guarantee: str, blocks: Mapping[str, str], safe: str
-) -> None:
+def test_a_cause_has_its_own_remedy(guarantee: str, blocks: Mapping[str, str], safe: str) -> None:
     """It names that, and not what the file has already."""
     assert safe in (cause_of(guarantee, Draft(queue_file(**blocks), "q.sql")) or "")
 
@@ -411,9 +393,7 @@ def test_no_index_on_a_view_is_advised(written: Written) -> None:
     assert "ready is a view" in str(remedy)
 
 
-def test_a_form_that_helped_once_by_luck_is_not_told(
-    written: Written, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_lucky_form_is_not_told(written: Written, monkeypatch: pytest.MonkeyPatch) -> None:
     """A story of drawn ids fails to happen now and then, with whatever form."""
     queue = written(queue_file())
     asked = Counter[str]()

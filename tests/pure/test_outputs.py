@@ -85,9 +85,7 @@ HARMS = {
 
 
 @pytest.mark.parametrize("arguments", HARMS.values(), ids=HARMS)
-def test_an_output_that_is_read_is_refused_before_anything_starts(
-    place: Path, arguments: list[str], command: Command
-) -> None:
+def test_no_output_replaces_an_input(place: Path, arguments: list[str], command: Command) -> None:
     """Exit 4 with both names, and every file is as it was."""
     before = {path: path.read_bytes() for path in place.iterdir() if path.is_file()}
     ran = command(*(one.format(place=place) for one in arguments))
@@ -153,9 +151,7 @@ def test_a_pipe_with_a_reader_gets_all_of_it(tmp_path: Path, begin: Begin) -> No
     assert copy.read_text() == "x" * 1_000_000
 
 
-def test_a_queue_may_come_from_a_pipe(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, begin: Begin
-) -> None:
+def test_a_queue_from_a_pipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, begin: Begin) -> None:
     """As from `<(generate)`; one that nobody writes into ends, and so does one without an end."""
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
@@ -195,9 +191,7 @@ def test_what_is_no_file_is_refused(tmp_path: Path) -> None:
     ],
     ids=["a name that no report can hold", "a folder that is gone"],
 )
-def test_where_it_is_begun_with_what(
-    tmp_path: Path, before: str, arguments: list[str], told: str
-) -> None:
+def test_where_it_is_begun(tmp_path: Path, before: str, arguments: list[str], told: str) -> None:
     """Before anything starts: what is wrong, and exit code 4."""
     command = f'mkdir here && cd here && {before} exec "$@"'
     asked = ["bash", "-c", command, "bash", sys.executable, "-m", "queueproof", *arguments]

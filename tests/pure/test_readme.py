@@ -26,10 +26,15 @@ def test_every_exit_code_has_a_line() -> None:
 
 
 def test_guarantees_and_options_are_spelt_as_they_are(capsys: pytest.CaptureFixture[str]) -> None:
-    """Each option that it names is one, and so is each guarantee that it explains."""
+    """Each option that it names is one, and so is each guarantee that it explains.
+
+    The help, too, says how long a profile takes, and on what machine.
+    """
     run(["check", "--help"])
     run(["replay", "--help"])
-    known = set(re.findall(r"--[a-z-]+", capsys.readouterr().out))
+    told = capsys.readouterr().out
+    assert "on two idle cores, quick takes 10 to 20 s" in re.sub(r"[\s│]+", " ", told)
+    known = set(re.findall(r"--[a-z-]+", told))
     lines = re.findall(r"queueproof (?:check|replay) .*", README)
     named = set(re.findall(r" (--[a-z-]+)", " ".join(lines)))
     assert named
@@ -74,17 +79,8 @@ def test_how_long_a_check_takes_is_said_of_a_machine(file: str) -> None:
     assert re.search(told, text, re.DOTALL)
 
 
-def test_the_help_says_it_too(capsys: pytest.CaptureFixture[str]) -> None:
-    """In one sentence with the times of the profiles."""
-    run(["check", "--help"])
-    told = re.sub(r"[\s│]+", " ", capsys.readouterr().out)
-    assert "on two idle cores, quick takes 10 to 20 s" in told
-
-
 @pytest.mark.parametrize("kind", [FormatError, ClassError, WorkerError])
-def test_what_a_message_refers_to_can_be_read(
-    kind: type[QueueError], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_references_can_be_read(kind: type[QueueError], capsys: pytest.CaptureFixture[str]) -> None:
     """Its last line is a command, which prints a part of the reference."""
     assert exit_code_of(kind("q: no good"), []) == Exit.UNUSABLE
     told, last = capsys.readouterr().err.splitlines()

@@ -222,9 +222,7 @@ def test_at_exactly_its_end_a_lease_counts_either_way() -> None:
 @pytest.mark.parametrize("does", ["completes", "fails", "beats"])
 @pytest.mark.parametrize("answer", ["accepted", "rejected"])
 @pytest.mark.parametrize("recovery", ["", "recover 1; "])
-def test_after_the_lease_the_old_holder_may_be_told_either(
-    does: str, answer: Answer, recovery: str
-) -> None:
+def test_after_the_lease_either_answer_is_legal(does: str, answer: Answer, recovery: str) -> None:
     """Rule 5: between the lease's end and the next claim both answers are legal."""
     assert life(f"{CLAIMED}; +31; {recovery}w1 {does} 1 -> {answer}")
 
@@ -271,9 +269,7 @@ def test_a_job_that_recover_ended_refuses_its_old_holder() -> None:
 )
 @pytest.mark.parametrize("late", ["completes", "fails", "beats"])
 @pytest.mark.parametrize("answer", ["accepted", "rejected"])
-def test_what_follows_the_end_of_a_job_changes_nothing(
-    story: str, late: str, answer: Answer
-) -> None:
+def test_what_follows_a_jobs_end_changes_nothing(story: str, late: str, answer: Answer) -> None:
     """Rule 6: a holder that repeats itself may be told either, and its job stays as it is.
 
     But for a complete that ends what is to be tried again.

@@ -9,7 +9,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from queueproof.queues import sqltext
-from tests.fix_histories import pairs
+from tests.fix_histories import each, pairs
 
 DECOYS = [
     "':no'",
@@ -64,23 +64,21 @@ def test_planted_parameters_are_found_and_all_else_is_sent_as_it_stands(pieces: 
     assert text == restored + compiled.sql[end:]
 
 
-@pytest.mark.parametrize(
-    ("text", "sent"),
-    [
-        ("a = :x AND b = :y OR :x", "a = $1 AND b = $2 OR $1"),
-        (":order by", "$1 by"),
-        ("ARRAY[:a, :b]", "ARRAY[$1, $2]"),
-        ("ARRAY[[:a], [:b]]", "ARRAY[[$1], [$2]]"),
-        ("a[(:n)]", "a[($1)]"),
-        ("a[1: :n]", "a[1: $1]"),
-        ("a[:m : :n]", "a[$1 : $2]"),
-        ("(:ids)[1]", "($1)[1]"),
-        (":delay::interval", "$1::interval"),
-        ("CALL f(:x)", "CALL f($1)"),
-        ("x@>:a", "x@>$1"),
-        ("DO $$ BEGIN PERFORM :x; END $$", "DO $$ BEGIN PERFORM :x; END $$"),
-    ],
-)
+@each("""
+    text => sent
+    a = :x AND b = :y OR :x => a = $1 AND b = $2 OR $1
+    :order by => $1 by
+    ARRAY[:a, :b] => ARRAY[$1, $2]
+    ARRAY[[:a], [:b]] => ARRAY[[$1], [$2]]
+    a[(:n)] => a[($1)]
+    a[1: :n] => a[1: $1]
+    a[:m : :n] => a[$1 : $2]
+    (:ids)[1] => ($1)[1]
+    :delay::interval => $1::interval
+    CALL f(:x) => CALL f($1)
+    x@>:a => x@>$1
+    DO $$ BEGIN PERFORM :x; END $$ => DO $$ BEGIN PERFORM :x; END $$
+""")
 def test_names_become_numbers(text: str, sent: str) -> None:
     """A name used twice has one number; slices, casts and bodies stay."""
     assert sent == sqltext.compile_statement(text).sql
@@ -151,26 +149,24 @@ def test_what_is_never_closed_is_located(text: str, opened: str) -> None:
     assert text[caught.value.offset :].startswith(opened)
 
 
-@pytest.mark.parametrize(
-    ("text", "sent"),
-    [
-        ("CURRENT_TIMESTAMP", "clock.now()"),
-        ("current_timestamp(3)", "clock.now(3)"),
-        ("LOCALTIMESTAMP", "clock.local_now()"),
-        ("LOCALTIMESTAMP(0)", "clock.local_now(0)"),
-        ("CURRENT_DATE - 1", "(clock.now()::date) - 1"),
-        ("CURRENT_TIME(2)", "(clock.now()::timetz(2))"),
-        ("LOCALTIME", "(clock.local_now()::time)"),
-        ("pg_catalog.now()", "clock.now()"),
-        ('"pg_catalog".clock_timestamp ()', "clock.clock_timestamp ()"),
-        ("'now'::timestamptz", "clock.now()::timestamptz"),
-        ("timestamp 'Now' - x", "clock.now()::timestamp - x"),
-        ("CAST('now' AS timestamptz(3))", "CAST(clock.now() AS timestamptz(3))"),
-        ("a timestamptz DEFAULT CURRENT_TIMESTAMP", "a timestamptz DEFAULT clock.now()"),
-        ("'now'::text::timestamptz", "clock.now()::timestamptz"),
-        ("CAST('now'::text AS date)", "CAST(clock.now() AS date)"),
-    ],
-)
+@each("""
+    text => sent
+    CURRENT_TIMESTAMP => clock.now()
+    current_timestamp(3) => clock.now(3)
+    LOCALTIMESTAMP => clock.local_now()
+    LOCALTIMESTAMP(0) => clock.local_now(0)
+    CURRENT_DATE - 1 => (clock.now()::date) - 1
+    CURRENT_TIME(2) => (clock.now()::timetz(2))
+    LOCALTIME => (clock.local_now()::time)
+    pg_catalog.now() => clock.now()
+    "pg_catalog".clock_timestamp () => clock.clock_timestamp ()
+    'now'::timestamptz => clock.now()::timestamptz
+    timestamp 'Now' - x => clock.now()::timestamp - x
+    CAST('now' AS timestamptz(3)) => CAST(clock.now() AS timestamptz(3))
+    a timestamptz DEFAULT CURRENT_TIMESTAMP => a timestamptz DEFAULT clock.now()
+    'now'::text::timestamptz => clock.now()::timestamptz
+    CAST('now'::text AS date) => CAST(clock.now() AS date)
+""")
 def test_forms_of_the_time_follow_the_clock(text: str, sent: str) -> None:
     """Each form that a shadowing schema cannot catch is rewritten, and only where asked."""
     assert f"SELECT {sent}" == sqltext.compile_statement(f"SELECT {text}").sql

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from queueproof.errors import QueueError, ServerError, Source
+from queueproof.errors import QueueError, Source
 from queueproof.queues.model import VOID, Claim, JobRow, Operation, Result, Step, Value, Values
 from queueproof.queues.numbers import others_than_declared
 from queueproof.queues.sqlfile import SqlFileQueue, load, load_text
@@ -123,12 +123,17 @@ def test_every_key_is_read() -> None:
 
 
 def test_a_lease_may_be_the_session() -> None:
-    """Then a claim ends with its connection, no time is bound, and `:lease` is an error."""
+    """Then a claim ends with its connection, and no time is bound."""
     loaded = load_text(FILE.replace('"30 seconds"', '"session"'), PATH)
     assert (loaded.lease, loaded.lease_time) == ("session", None)
+
+
+@pytest.mark.parametrize("header", ['lease = "session"', "leader = true"])
+def test_lease_needs_the_header(header: str) -> None:
+    """`:lease` without a time in the header is an error where it is used."""
     recovers = "\n-- name: recover(lease)\nDELETE FROM jobs WHERE now() < :lease RETURNING id;"
-    with pytest.raises(QueueError, match="without a lease in the header"):
-        load_text(FILE.replace('"30 seconds"', '"session"') + recovers, PATH)
+    with pytest.raises(QueueError, match=r"q\.sql:21: :lease without a lease in the header"):
+        load_text(FILE.replace(LEASE, header) + recovers, PATH)
 
 
 def test_a_header_is_optional() -> None:
@@ -354,13 +359,6 @@ def test_required_blocks_are_missed(name: str) -> None:
         queue(**{name: "\n-- nothing\n;"})
 
 
-def test_lease_needs_the_header() -> None:
-    """`:lease` without a lease in the header is an error where it is used."""
-    text = FILE.replace("-- lease", "-- # lease").replace("(worker, limit)", "")
-    with pytest.raises(QueueError, match=r"q.sql:15: :lease without a lease"):
-        load_text(text.replace(":limit", "\n:lease").replace("(\n", "("), PATH)
-
-
 @pytest.mark.parametrize(
     ("content", "says"),
     [
@@ -383,13 +381,6 @@ def test_files_that_cannot_be_read(tmp_path: Path, content: bytes | None, says: 
     assert says in str(caught.value)
     with pytest.raises(QueueError, match="Is a directory"):
         load(tmp_path)
-
-
-def test_a_file_is_loaded_as_its_text(tmp_path: Path) -> None:
-    """`load` is `load_text` of the file's bytes, under the path as given."""
-    path = tmp_path / "q.sql"
-    path.write_text(FILE, encoding="utf-8", newline="\n")
-    assert (str(path), queue().digest) == (load(str(path)).name, load(str(path)).digest)
 
 
 def test_takes_names_the_arguments_a_block_uses() -> None:
@@ -417,15 +408,11 @@ def test_parameters_have_the_contracts_types() -> None:
     assert Source(PATH, 12) == step.source
 
 
-def test_max_attempts_without_the_header_key_binds_three() -> None:
-    """A file that is silent about attempts counts on 3."""
-    loaded = load_text(FILE.replace("-- max_attempts = 5\n", ""), PATH)
-    operation = loaded.begin("enqueue", payload="{}", priority=0, delay=timedelta())
+def test_what_is_not_given_is_the_headers() -> None:
+    """`:lease` is, unless the harness works with a shorter one; a silent file counts on 3."""
+    silent = load_text(FILE.replace("-- max_attempts = 5\n", ""), PATH)
+    operation = silent.begin("enqueue", payload="{}", priority=0, delay=timedelta())
     assert Value(b"3", INT4) == next(operation).params["max_attempts"]
-
-
-def test_lease_defaults_to_the_headers() -> None:
-    """`:lease` is the header's unless the harness works with a shorter one."""
     loaded = queue(claim="\nSELECT id FROM jobs WHERE a < :lease")
     assert Value(b"30 seconds", INTERVAL) == next(loaded.begin("claim")).params["lease"]
     shorter = loaded.begin("claim", lease=timedelta(milliseconds=500))
@@ -630,13 +617,6 @@ def test_observations_that_are_none(answer: Result, says: str) -> None:
     assert Source(PATH, 20) == caught.value.source
 
 
-def test_a_server_error_passes_through() -> None:
-    """What the driver throws at a step reaches the caller, and no further step follows."""
-    next(operation := queue().begin("claim", worker="w", limit=1))
-    with pytest.raises(ServerError, match="55P03"):
-        operation.throw(ServerError("55P03", "could not obtain lock"))
-
-
 def test_install_and_cleanup_answer_nothing() -> None:
     """Blocks without an answer run all their statements."""
     loaded = queue("\n-- name: cleanup\nDELETE FROM jobs WHERE a < now() - :age; SELECT 1")
@@ -691,9 +671,7 @@ PLACES = st.integers(0, len(FILE))
 
 
 @given(PLACES, st.integers(0, 30), SNIPPETS | st.text(max_size=5), PLACES, SNIPPETS)
-def test_a_mutated_file_loads_or_is_refused(
-    start: int, removed: int, inserted: str, second: int, snippet: str
-) -> None:
+def test_a_mutated_file(start: int, removed: int, inserted: str, second: int, snippet: str) -> None:
     """Whatever is cut out or put in: a queue, or a `QueueError` with a line of the file."""
     text = FILE[:start] + inserted + FILE[start + removed :]
     text = text[:second] + snippet + text[second:]
@@ -714,16 +692,11 @@ def test_random_text_is_refused(text: str) -> None:
     [("t", 16, True), ("f", 16, False), ("1", INT4, True), ("0", INT8, False), (None, 16, False)],
 )
 def test_a_column_accepted_decides(text: str | None, oid: int, *, accepted: bool) -> None:
-    """A function that always answers a row can still say no, by a boolean or by a count."""
+    """A function that always answers a row can say no, by a boolean or a count; text is neither."""
     loaded = queue(complete="(id)\nSELECT done(:id) AS accepted;")
     value = Value(None if text is None else text.encode(), oid)
     row = Result(("accepted",), (oid,), [{"accepted": value}], 1, command="SELECT")
     assert run(loaded.begin("complete", job=job()), row)[1] is accepted
-
-
-def test_a_column_accepted_that_says_neither_is_an_error() -> None:
-    """Text is no answer: the message has the block's place."""
-    loaded = queue(complete="(id)\nSELECT done(:id) AS accepted;")
     told = "returned accepted = maybe, neither a boolean nor a count"
     with pytest.raises(QueueError, match=told):
         run(loaded.begin("complete", job=job()), rows(accepted=["maybe"]))
@@ -784,9 +757,7 @@ def test_a_statement_behind_else_is_sent_where_the_one_before_it_answered_nothin
 
 
 @pytest.mark.parametrize(("counts", "accepted"), [([1], True), ([0, 1], True), ([0, 0], False)])
-def test_what_a_statement_changed_counts_where_it_has_no_columns(
-    counts: list[int], *, accepted: bool
-) -> None:
+def test_changes_count_where_there_are_no_columns(counts: list[int], *, accepted: bool) -> None:
     """An ending in one of two tables looks into the second where the first had no such row."""
     update = "UPDATE {}jobs SET done = true WHERE id = :id;\n"
     ends = f"(id)!\n{update.format('')}-- else\n{update.format('old_')}"

@@ -80,9 +80,7 @@ def test_a_probe_that_takes_minutes_tells_how_far_it_is() -> None:
 
 
 @pytest.mark.parametrize("unseen", ["\x1b[2J", "\r", "\u200b", "\u202e", "\ufeff"])
-def test_what_nobody_sees_in_a_message_is_written_out(
-    capsys: pytest.CaptureFixture[str], unseen: str
-) -> None:
+def test_what_nobody_sees_is_written_out(capsys: pytest.CaptureFixture[str], unseen: str) -> None:
     """`:wor\u200bker` would look right, and an escape sequence would clear the screen."""
     talk.say(f"unknown parameter :wor{unseen}ker", 4)
     said = capsys.readouterr().err

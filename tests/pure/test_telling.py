@@ -152,9 +152,7 @@ def test_workers_that_take_turns_are_told_each_for_itself() -> None:
 
 
 @pytest.mark.parametrize(("kind", "shown"), [("answer", "rejected"), ("error", "ERROR rejected")])
-def test_a_worker_that_is_refused_again_and_again_is_told_once(
-    kind: Literal["answer", "error"], shown: str
-) -> None:
+def test_a_worker_refused_often_is_told_once(kind: Literal["answer", "error"], shown: str) -> None:
     """Ten refusals in a row are one line with their number, errors too."""
     refused = complete("rejected", kind=kind) * 11
     assert steps(story(Turn("w1", refused))).splitlines() == [

@@ -26,9 +26,7 @@ def request(directory: Path, then: str) -> watchdog.Request:
     return {"directory": str(directory), "owner": None, "command": command, "listens": path}
 
 
-def test_a_socket_is_there_before_somebody_listens(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_socket_comes_before_a_listener(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Between bind and listen, whoever connects is refused: PgBouncer was said to be there."""
     wait = watchdog._wait
 

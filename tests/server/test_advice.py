@@ -1,18 +1,24 @@
-"""What a check says of the line that breaks a guarantee: a form with which its story is gone."""
+"""What advises: a form with which a story is gone, and all of it outside the verdict."""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
+from queueproof.advice.reading import Draft
+from queueproof.advice.remedies import in_own_names
 from queueproof.advice.search import advise
+from queueproof.cli import run
 from queueproof.examine.check import check_queue
 from queueproof.guarantees.catalogue import select
 from queueproof.postgres import Server
 from queueproof.queues.sqlfile import load
+from queueproof.report.terminal import Output
 from queueproof.run.open import open_lab
-from tests.fix_places import BROKEN, reference
+from tests.fix_places import BROKEN, DOUBLE_CLAIM, reference
 from tests.fix_queues import queue_file
 
 CAMEL = queue_file(
@@ -107,3 +113,102 @@ def test_what_an_author_wrote_stays(server: Server) -> None:
 def test_what_mends_one_story_of_several_is_not_told(server: Server) -> None:
     """The recovery ends the job then, and still gives each crash its attempt back."""
     assert advised(server, BROKEN / "retry_bound_crash_not_counted.sql", "retry-bound") == {}
+
+
+DEFECT = str(DOUBLE_CLAIM)
+MERGE = queue_file(
+    header='lease = "30 seconds"',
+    table="""
+CREATE TABLE item (
+  id bigserial PRIMARY KEY, body jsonb NOT NULL, state text NOT NULL DEFAULT 'queued',
+  round int NOT NULL DEFAULT 0, expires timestamptz
+);""",
+    enqueue="(payload)\nINSERT INTO item (body) VALUES (:payload) RETURNING id;",
+    claim="""
+WITH next AS MATERIALIZED (
+  SELECT id FROM item WHERE state = 'queued' ORDER BY id LIMIT 1 FOR UPDATE SKIP LOCKED
+)
+MERGE INTO item USING next ON item.id = next.id
+WHEN MATCHED THEN UPDATE SET state = 'running', round = item.round + 1,
+  expires = now() + interval '30 seconds'
+RETURNING item.id, item.round;""",
+    complete="(id)!\nUPDATE item SET state = 'completed' WHERE id = :id AND state = 'running';",
+    recover="""
+UPDATE item SET state = 'queued' WHERE state = 'running' AND expires < now() RETURNING id;""",
+    jobs="",
+)
+
+
+@pytest.fixture(autouse=True)
+def _beside_others(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The tests share a server, and nobody is GitHub."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("QUEUEPROOF_POSTGRES", str(server._admin))
+    monkeypatch.delenv("GITHUB_ACTIONS", raising=False)
+    monkeypatch.delenv("QUEUEPROOF_DEBUG", raising=False)
+
+
+def _fail(*_args: object, **_kwargs: object) -> NoReturn:
+    raise AttributeError("'NoneType' object has no attribute 'name'")
+
+
+def test_a_remedy_for_a_claim_by_merge_has_its_names(tmp_path: Path) -> None:
+    """The MERGE's table and answer, what its action sets, and the token as complete takes it."""
+    known = Draft(MERGE, "q.sql").jobs
+    assert (known.table.name, known["status"].name) == ("item", "state")
+    assert known.state("running") == "'running'"
+    assert (known["attempts"].name, known.token) == ("round", "round")
+    text = "UPDATE jobs SET ... WHERE id = :id AND status = 'running' AND attempts = :attempt"
+    (tmp_path / "q.sql").write_text(MERGE)
+    told = in_own_names(text, load(str(tmp_path / "q.sql")))
+    assert told == "UPDATE item SET ... WHERE id = :id AND state = 'running' AND round = :round"
+
+
+def test_advice_that_fails_costs_nothing_of_the_verdict(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The card, its story, its token, the other reports and the exit code are what they are."""
+    for name in (
+        "queueproof.advice.remedies._remedy",
+        "queueproof.report.terminal.to_text",
+        "queueproof.report.page.to_page",
+        "queueproof.report.github.commands",
+        "queueproof.cli.judging._tell_breaks",
+        "queueproof.cli.judging._tell_numbers",
+        "queueproof.advice.verdicts.judge",
+        "queueproof.advice.search.mend",
+    ):
+        monkeypatch.setattr(name, _fail)
+    monkeypatch.setattr(Output, "is_terminal", property(lambda _: True))
+    arguments = [DEFECT, "--only", "single-claim", "--profile", "quick", "--jobs", "1"]
+    reports = ["--html", "card.html", "--json", "card.json"]
+    assert run(["mend", *arguments]) == 1
+    mending = capsys.readouterr().err
+    assert "queueproof: the rest of the mending: internal error: AttributeError" in mending
+    monkeypatch.setenv("GITHUB_ACTIONS", "true")
+    assert run(["mutate", *arguments, *reports]) == 1
+    said = capsys.readouterr()
+    missing = (
+        "where the SQL has another number than the header",
+        "what mends single-claim, in the queue's own names",
+        "the drawing of a story of single-claim",
+        "the rest of the mutants",
+        "what else there is to say of the file",
+        "the rest of the lines for GitHub",
+        "card.html is not written",
+    )
+    for what in missing:
+        assert f"queueproof: {what}: internal error: AttributeError" in said.err
+    assert said.err.count("The verdict stands without it.") == len(missing)
+    for part in (
+        "Broken: ",
+        "How to mend it: ",
+        "queueproof replay",
+        f"{DEFECT} (single-claim broken",
+    ):
+        assert part in " ".join(said.out.split())
+    (judged,) = json.loads(Path("card.json").read_text())["guarantees"]
+    assert judged["verdict"] == "broken"
+    assert judged["story"]
+    assert judged["remedy"]
+    assert not Path("card.html").exists()

@@ -135,9 +135,7 @@ WRONG = [
 
 
 @pytest.mark.parametrize(("operation", "message", "old", "new"), WRONG, ids=[w[1] for w in WRONG])
-def test_a_wrong_answer_is_named_with_its_block(
-    lab_of: LabOf, operation: str, message: str, old: str, new: str
-) -> None:
+def test_a_wrong_answer(lab_of: LabOf, operation: str, message: str, old: str, new: str) -> None:
     """Nothing is judged; the message says which operation, in which line, and what it answered."""
     text = reference(old, new)
     line = text[: text.index(f"-- name: {operation}")].count("\n") + 1
@@ -395,9 +393,7 @@ def test_a_reaper_that_takes_back_one_at_a_time_is_not_late(lab_of: LabOf) -> No
 
 
 @pytest.mark.parametrize("operation", ["complete", "fail", "heartbeat"])
-def test_an_operation_that_works_on_some_jobs_alone_is_judged(
-    lab_of: LabOf, operation: str
-) -> None:
+def test_an_operation_that_works_on_some_jobs_is_judged(lab_of: LabOf, operation: str) -> None:
     """The first job is refused it and not the second; the story stands at what was refused."""
     head, named, tail = SKIP_LOCKED.partition(f"-- name: {operation}(id, worker")
     lab = lab_of(head + named + tail.replace("WHERE id = :id", "WHERE id = :id AND id % 2 = 0", 1))

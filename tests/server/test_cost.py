@@ -428,9 +428,7 @@ WRONG: dict[str, tuple[SqlFileQueue | WorkerQueue, str]] = {
 
 
 @pytest.mark.parametrize(("wrong", "told"), WRONG.values(), ids=WRONG)
-def test_what_is_wrong_is_told(
-    ground: Ground, wrong: SqlFileQueue | WorkerQueue, told: str
-) -> None:
+def test_what_fails_is_told(ground: Ground, wrong: SqlFileQueue | WorkerQueue, told: str) -> None:
     """It is an error at once, with the line or what the worker did, and the pool is there after."""
     with pytest.raises(QueueError, match=told):
         measured(ground, wrong, Shape(1, 2), 10)

@@ -368,9 +368,7 @@ def test_values_that_differ_from_run_to_run_are_refused(lab_of: LabOf) -> None:
 
 
 @pytest.mark.parametrize(("blocking", "permutations", "waits"), [(False, 20, 0), (True, 14, 6)])
-def test_every_permutation_is_measured(
-    server: Server, *, blocking: bool, permutations: int, waits: int
-) -> None:
+def test_all_permutations(server: Server, *, blocking: bool, permutations: int, waits: int) -> None:
     """Two sessions of three steps have 20; where the second steps exclude each other, 14 can be."""
     found = measure(server, blocking=blocking, rounds=1, times=1)
     assert (found.permutations, found.waits) == (permutations, waits)
@@ -448,9 +446,7 @@ def written(path: Path, queue: str, **under: str) -> Callable[[], None]:
 @pytest.mark.parametrize(
     ("queue", "under"), [("select_then_update", {}), ("stale_snapshot", {"gate": "statement"})]
 )
-def test_a_written_test_fails_until_mended(
-    tmp_path: Path, queue: str, under: dict[str, str]
-) -> None:
+def test_written_tests_fail_until_mended(tmp_path: Path, queue: str, under: dict[str, str]) -> None:
     """The story is the message of its failure; mended, the program holds in every interleaving."""
     test = written(tmp_path / "test_queue.py", f"broken/single_claim_{queue}.sql", **under)
     with pytest.raises(AssertionError, match=r"Broken: w\d got a job that w\d already holds"):

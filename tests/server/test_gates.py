@@ -147,9 +147,7 @@ def broken(lab: Lab, gate: Gate | None) -> set[str]:
         for what, text in queues.items()
     ],
 )
-def test_the_defect_shows_where_sessions_stop_inside(
-    lab_of: LabOf, text: str, guarantee: str, needed: Gate | None
-) -> None:
+def test_where_defects_show(lab_of: LabOf, text: str, guarantee: str, needed: Gate | None) -> None:
     """Each defect is found at its gate, and not at those that stop elsewhere."""
     lab = lab_of(text)
     assert guarantee in broken(lab, needed)

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from queueproof.probes.backlog import JOBS
 from queueproof.probes.buffers import FEW, ONE_BY_ONE, Content, Cost, Slope, measure
 from queueproof.probes.filling import Filling, NotMultipliedError
+from queueproof.probes.probe import untold
+from queueproof.probes.probes import PROBES
 from queueproof.probes.serving import ServingIndex
 from queueproof.report.story import tell_found
 from queueproof.report.text import to_text
@@ -13,7 +16,7 @@ from queueproof.run.lab import Lab
 from queueproof.run.session import drive
 from tests.fix_histories import each
 from tests.fix_labs import LabOf, offered
-from tests.fix_places import SKIP_LOCKED, STRATEGIES, reference, text_of
+from tests.fix_places import BROKEN, SKIP_LOCKED, reference, text_of
 from tests.fix_queues import CLAIM_MANY, COMPLETE, queue_file
 
 MANY = 6_400  # jobs: a hundred times what the operations make; of half as many a scan is cheap
@@ -218,9 +221,7 @@ NO_COPIES = "CREATE UNIQUE INDEX ON jobs ((id % 50_000));"
 
 
 @pytest.mark.parametrize("kind", ["finished", "waiting"])
-def test_a_queue_that_cannot_be_multiplied_is_filled_by_its_operations(
-    lab_of: LabOf, kind: str
-) -> None:
+def test_what_cannot_be_multiplied_is_filled_by_its_operations(lab_of: LabOf, kind: str) -> None:
     """The slope says why, and how many jobs there were; that shows a missing index, too."""
     found = slope(lab_of(queue(more=NO_COPIES)), kind, 1_000_000)
     assert "duplicate key" in found.short
@@ -231,60 +232,9 @@ def test_a_queue_that_cannot_be_multiplied_is_filled_by_its_operations(
     assert str(ONE_BY_ONE[0] // 1_000) in found.broken
 
 
-FAILING = queue_file(
-    header="max_attempts = 3",
-    table="CREATE TABLE jobs (id bigserial PRIMARY KEY, status text DEFAULT 'queued', bound int);",
-    more="CREATE INDEX ON jobs (id) WHERE status <> 'completed';",
-    enqueue="(max_attempts)\nINSERT INTO jobs (bound) VALUES (:max_attempts) RETURNING id;",
-    claim="(limit)\n" + CLAIM_MANY.replace("WHERE s", "WHERE status <> 'completed' AND s"),
-    fail="""(id)!
-UPDATE jobs SET status = CASE bound WHEN 1 THEN 'failed' ELSE 'queued' END
-WHERE id = :id AND status = 'running';""",
-    jobs="",
-)
-
-
-def test_some_of_the_finished_jobs_have_failed(lab_of: LabOf) -> None:
-    """An index that leaves out only what was completed is found to grow."""
-    assert "finished jobs" in slope(lab_of(FAILING), "finished", MANY).broken
-    without = FAILING.replace("<> 'completed'", "= 'queued'")
-    assert not slope(lab_of(without), "finished", MANY).broken
-
-
-LATE = (
-    FAILING.replace("bound int", "tries int NOT NULL DEFAULT 0, due timestamptz DEFAULT now()")
-    .replace("(id) WHERE", "(due) WHERE")
-    .replace("enqueue(max_attempts)", "enqueue")
-    .replace("(bound) VALUES (:max_attempts)", "DEFAULT VALUES")
-    .replace("= 'queued' ORDER BY id", "= 'queued' AND due <= now() ORDER BY due")
-    .replace("SET status = CASE bound WHEN 1", "SET tries = tries + 1, "
-             "due = now() + interval '1 hour', status = CASE tries WHEN 2")
-)  # fmt: skip
-
-
-def test_what_has_failed_was_due_before_what_is_ready(lab_of: LabOf) -> None:
-    """A job that was failed as often as it may be, and would have waited then, stands ahead."""
-    found = slope(lab_of(LATE), "finished", MANY)
-    assert "finished jobs" in found.broken
-    assert found.guilty is not None
-    assert "pg_catalog.now() + CASE" not in found.guilty[1]
-    assert not slope(lab_of(LATE.replace("<> 'completed'", "= 'queued'")), "finished", MANY).broken
-
-
-DELAYED = queue(
-    more="CREATE FUNCTION due(timestamptz) RETURNS boolean LANGUAGE plpgsql STABLE "
-    "AS $$ BEGIN RETURN $1 <= now(); END $$;",
-    claim=CLAIM.replace("ORDER BY enqueued_at", "AND due(enqueued_at) ORDER BY 1"),
-).replace(
-    f"enqueue(payload)\n{INSERT}",
-    "enqueue(payload, delay)\nINSERT INTO jobs (payload, enqueued_at) "
-    "VALUES (:payload, now() + :delay) RETURNING id;",
-)
-
-
 def test_jobs_that_are_not_due_are_told_and_judged_where_promised(lab_of: LabOf) -> None:
     """What a claim costs beside them is a slope, but for a queue that promises to bear them."""
-    lab = lab_of(DELAYED)
+    lab = lab_of(BROKEN / "steady_cost_due_tomorrow.sql")
     found = measure(lab, offered(lab), [], beside=[[Content("ahead", MANY)]])
     assert not found.broken
     assert f"with {MANY:,} jobs due tomorrow" in found.told
@@ -380,55 +330,6 @@ def test_without_finished_jobs_only_the_backlog_is_measured(lab_of: LabOf) -> No
     assert "no job is finished" in slope(lab, "snapshot", CHURNED).unable
 
 
-DELETING = queue_file(
-    header="max_attempts = 3",
-    table="""
-CREATE TABLE jobs (
-  id bigserial PRIMARY KEY, body jsonb NOT NULL, priority int NOT NULL, due timestamptz NOT NULL,
-  reads int NOT NULL DEFAULT 0, most int NOT NULL, receipt uuid, dead_at timestamptz
-);
-CREATE INDEX ON jobs (priority DESC, due, id) WHERE dead_at IS NULL;""",
-    enqueue="""(payload, priority, delay, max_attempts)
-INSERT INTO jobs (body, priority, due, most)
-VALUES (:payload, :priority, now() + :delay, :max_attempts) RETURNING id;""",
-    claim="""(limit)
-UPDATE jobs SET dead_at = now(), receipt = NULL WHERE id = ANY (ARRAY(
-  SELECT id FROM jobs WHERE dead_at IS NULL AND reads >= most AND due <= now()
-  LIMIT 100 FOR UPDATE SKIP LOCKED));
-UPDATE jobs SET due = now() + interval '30 seconds', reads = reads + 1,
-  receipt = gen_random_uuid()
-WHERE id = ANY (ARRAY(
-  SELECT id FROM jobs WHERE dead_at IS NULL AND reads < most AND due <= now()
-  ORDER BY priority DESC, due, id LIMIT :limit FOR UPDATE SKIP LOCKED))
-RETURNING id, receipt;""",
-    complete="(id, receipt)!\nDELETE FROM jobs WHERE id = :id AND receipt = :receipt;",
-    fail="""(id, receipt)!
-UPDATE jobs SET receipt = NULL, dead_at = CASE WHEN reads >= most THEN now() END
-WHERE id = :id AND receipt = :receipt;""",
-    jobs="""
-SELECT id, CASE WHEN dead_at IS NOT NULL THEN 'failed' WHEN receipt IS NOT NULL THEN 'running'
-  ELSE 'queued' END AS state FROM jobs;""",
-)
-
-
-def test_what_a_vacuum_frees_is_used_again_while_jobs_finish(lab_of: LabOf) -> None:
-    """Completed jobs' space in an index, left until the end, would have tables read whole."""
-    assert not slope(lab_of(DELETING), "churned", 2_000).grown
-
-
-def test_dead_rows_that_a_snapshot_keeps_make_a_claim_dearer(lab_of: LabOf) -> None:
-    """An updated table loses while a snapshot is held, and is cheap again without one."""
-    lab = lab_of(queue())
-    assert slope(lab, "snapshot", CHURNED).grown
-    assert not slope(lab, "churned", CHURNED).grown
-
-
-@pytest.mark.parametrize("name", ["append_only", "marked_lanes"])
-def test_a_claim_that_begins_behind_the_dead_minds_no_snapshot(lab_of: LabOf, name: str) -> None:
-    """Behind the last row that was put in, or at a mark that moves with the oldest transaction."""
-    assert not slope(lab_of(STRATEGIES / "sound" / f"{name}.sql"), "snapshot", CHURNED).grown
-
-
 @pytest.mark.parametrize("kind", ["finished", "waiting", "snapshot"])
 def test_the_story_shows_the_plan_and_the_remedy(lab_of: LabOf, kind: str) -> None:
     """A claim that got dear is told with its buffers, its statement, its plan and what to do."""
@@ -502,3 +403,53 @@ def test_a_hash_join_with_all_jobs_is_no_case_for_an_index(lab_of: LabOf) -> Non
     assert found.grown
     assert "`WHERE jobs.id = ANY (ARRAY(SELECT id FROM picked))`" in found.remedy
     assert "CREATE INDEX" not in found.remedy
+
+
+MOST = JOBS[0]
+
+
+@each("""
+    guarantee => told
+    order => took the 1st of {} ready jobs of priority 0, while one of priority 9 was ready
+    no-starvation => behind {} jobs that are due tomorrow: 4 claims answered nothing
+""")
+def test_what_hides_behind_a_crowd_is_seen(lab_of: LabOf, guarantee: str, told: str) -> None:
+    """A page of a hundred hides a job; seen again by its token, and not in the sound parent."""
+    probe, name = PROBES[guarantee], guarantee.replace("-", "_")
+    lab, sound = lab_of(BROKEN / f"{name}_page_of_hundred.sql"), lab_of(SKIP_LOCKED)
+    seen = probe.watch(lab, offered(lab), 0, untold)
+    assert told.format(MOST) in seen.broken
+    assert seen.found is not None
+    assert "LIMIT 100" in to_text(tell_found(seen.found, guarantee))
+    assert probe.replay(lab, offered(lab), seen.data) is not None
+    assert probe.replay(sound, offered(sound), seen.data) is None
+
+
+def test_behind_whom_a_job_was_claimed_is_counted(lab_of: LabOf) -> None:
+    """Each backlog that the queue can have counts once; one that it cannot have, not at all.
+
+    Before each it is told how far it is.
+    """
+    lab = lab_of(SKIP_LOCKED)
+    told: list[float] = []
+    counted = {
+        name: dict(PROBES[name].watch(lab, offered(lab), 0, told.append).evidence)
+        for name in ("order", "no-starvation")
+    }
+    assert told == [0, 0, 1 / 2]
+    assert counted == {
+        "order": {f"claims behind {MOST} ready jobs of priority 0": 1},
+        "no-starvation": {
+            f"claims behind {MOST} jobs that are due tomorrow": 1,
+            f"claims behind {MOST} jobs of another queue": 1,
+        },
+    }
+    fifo = lab_of(reference('order = "priority, fifo"', 'order = "none"'))
+    assert not PROBES["order"].watch(fifo, offered(fifo), 0, untold).evidence
+
+
+def test_an_error_of_an_enqueue_is_no_evidence(lab_of: LabOf) -> None:
+    """What it breaks is judged elsewhere: behind half a backlog nothing is said."""
+    lab = lab_of(reference("CREATE TABLE jobs (", "CREATE TABLE jobs (\n  CHECK (id < 20),"))
+    seen = PROBES["order"].watch(lab, offered(lab), 0, untold)
+    assert (seen.broken, any(seen.evidence.values())) == ("", False)

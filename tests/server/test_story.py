@@ -17,11 +17,10 @@ from queueproof.report.page import read_card, to_page
 from queueproof.report.story import of_queue, tell
 from queueproof.report.terminal import Output, print_breaks, print_card
 from queueproof.report.text import to_text
-from queueproof.run.lab import Lab
 from queueproof.run.runner import Runner
 from queueproof.schedule.conditions import PLAIN
 from queueproof.schedule.programs import JobSpec
-from queueproof.search.shrink import Failure, find
+from queueproof.search.shrink import find
 from tests.fix_labs import LabOf, judged, offered
 from tests.fix_places import SKIP_LOCKED, STRATEGIES
 from tests.fix_plays import play
@@ -76,13 +75,6 @@ GOLDEN = """\
 """
 
 
-def double_claim(lab: Lab) -> Failure:
-    """The first run in which two claims get one job."""
-    failure = find(Runner(lab), declare(offered(lab)), RACE, "single-claim", budget=100)
-    assert failure is not None
-    return failure
-
-
 @pytest.mark.parametrize("column", ["bigserial", "uuid DEFAULT gen_random_uuid()"])
 def test_a_story_is_stable(lab_of: LabOf, column: str) -> None:
     """A story names the guarantee, the breach, the turns, the SQL, and what it does to a user.
@@ -90,7 +82,8 @@ def test_a_story_is_stable(lab_of: LabOf, column: str) -> None:
     The same is told of every run, also where the ids are random.
     """
     lab = lab_of(QUEUE.format(id=column))
-    failure = double_claim(lab)
+    failure = find(Runner(lab), declare(offered(lab)), RACE, "single-claim", budget=100)
+    assert failure is not None
     runs = (Runner(lab).run(failure.program, failure.schedule) for _ in range(10))
     stories = {to_text(tell(run, failure.violation)) for run in (failure.run, *runs)}
     assert stories == {textwrap.dedent(GOLDEN).strip()}
@@ -122,9 +115,7 @@ def test_the_recovery_that_took_a_job_back_is_shown(lab_of: LabOf) -> None:
         ),
     ],
 )
-def test_a_pass_says_what_was_not_asked(
-    lab_of: LabOf, changed: tuple[str, ...], told: dict[str, str]
-) -> None:
+def test_what_was_not_asked(lab_of: LabOf, changed: tuple[str, ...], told: dict[str, str]) -> None:
     """A reader is not to think that a wait was seen to overflow, or a batch to keep its limit."""
     text = SKIP_LOCKED
     for old, new in zip(changed[::2], changed[1::2], strict=True):

@@ -92,9 +92,7 @@ def test_another_role_may_work_beside_other_peoples_databases(dsn: str, company:
         psycopg.connect(conninfo).close()
 
 
-def test_the_command_passes_trust_on(
-    tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_check_trust(tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     """`check --trust` is all that it takes, and a story's command has it too."""
     path = tmp_path / "q.sql"
     text = text_of("broken/single_claim_select_then_update")
@@ -167,9 +165,7 @@ def trusting() -> Iterator[Server]:
 
 
 @pytest.mark.parametrize("name", HOSTILE)
-def test_what_the_harness_sets_off_has_the_queues_rights(
-    own: Server, trusting: Server, dsn: str, seen: Path, name: str
-) -> None:
+def test_no_rights_are_lent(own: Server, trusting: Server, dsn: str, seen: Path, name: str) -> None:
     """No statement of the harness's own lends the queue's code a superuser's rights.
 
     Each attack runs its program where the queue is trusted.

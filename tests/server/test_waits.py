@@ -17,7 +17,6 @@ from queueproof import cli, ending, waits
 from queueproof.errors import QueueError
 from queueproof.postgres import Server
 from queueproof.queues.model import Queue, Step
-from queueproof.queues.resolve import resolve
 from queueproof.queues.sqlfile import load_text
 from queueproof.queues.worker import from_command
 from queueproof.run.session import drive, execute
@@ -31,30 +30,6 @@ WORKER = files("queueproof.queues").joinpath("templates/worker.py").read_text()
 OPENED = 'db = psycopg.connect(message["dsn"], autocommit=True, row_factory=dict_row)\n'
 
 
-IN_PUBLIC = """
-from queueproof import Client
-import psycopg
-
-class Public(Client):
-    def open(self):
-        self.db = psycopg.connect(self.dsn, autocommit=True)
-
-    def install(self):
-        self.db.execute("CREATE TABLE public.jobs (id bigserial PRIMARY KEY, held boolean)")
-
-    def enqueue(self):
-        insert = "INSERT INTO public.jobs (held) VALUES (false) RETURNING id"
-        return self.db.execute(insert).fetchone()[0]
-
-    def claim(self):
-        update = (
-            "UPDATE public.jobs SET held = true WHERE id = (SELECT id FROM public.jobs "
-            "WHERE NOT held ORDER BY id LIMIT 1 FOR UPDATE SKIP LOCKED) RETURNING id"
-        )
-        return [{"id": id} for (id,) in self.db.execute(update).fetchall()]
-"""
-
-
 def worker_that(does: str, folder: Path) -> Queue:
     """The template's worker, which does something more once it is connected."""
     assert OPENED in WORKER
@@ -63,20 +38,14 @@ def worker_that(does: str, folder: Path) -> Queue:
     return from_command(f"exec: {sys.executable} {worker}")
 
 
-@pytest.fixture(params=["file", "class", "program"])
-def in_public(
-    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Queue:
+@pytest.fixture(params=["file", "program"])
+def in_public(request: pytest.FixtureRequest, tmp_path: Path) -> Queue:
     """A queue whose tables are in the schema public, whoever creates them."""
     if request.param == "file":
         text = SKIP_LOCKED.replace("CREATE TABLE jobs", "CREATE TABLE public.jobs")
         for clause in ("INSERT INTO ", "UPDATE ", "FROM ", " ON "):
             text = text.replace(f"{clause}jobs", f"{clause}public.jobs")
         return load_text(text.replace("jobs.", "public.jobs."), "public.sql")
-    if request.param == "class":
-        (tmp_path / "in_public.py").write_text(IN_PUBLIC)
-        monkeypatch.syspath_prepend(tmp_path)
-        return resolve("in_public:Public")
     return worker_that('db.execute("SET search_path = public")', tmp_path)
 
 
@@ -167,9 +136,7 @@ def test_a_backend_that_is_frozen(lab_of: LabOf, monkeypatch: pytest.MonkeyPatch
         session.send(Step(f"SELECT length('{'x' * 2**22}')"))
 
 
-def test_a_server_that_is_frozen_is_not_the_queues_fault(
-    server: Server, lab_of: LabOf, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_frozen_server(server: Server, lab_of: LabOf, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where the server takes no connection either, no statement is blamed."""
     lab = lab_of(SKIP_LOCKED, fresh=True)
     monkeypatch.setattr(waits, "STATEMENT", 0.2)

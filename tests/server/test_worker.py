@@ -271,7 +271,7 @@ def test_an_answer_is_read_as_the_operation_returns_it(
         ("claim", {"error": {"sqlstate": "40001", "message": None}}, '"error" is {"sqlstate"'),
     ],
 )
-def test_nonsense_is_shown_with_what_belongs_there(
+def test_a_wrong_answer(
     described: WorkerQueue, operation: str, answer: object, message: str
 ) -> None:
     """The message names the worker, the operation, the line that it wrote, and the right form."""

@@ -1,4 +1,4 @@
-"""The command line as the public contract has it: exit codes, messages, reports."""
+"""The command line as the public contract has it: exit codes, messages, reports, signals."""
 
 from __future__ import annotations
 
@@ -28,13 +28,14 @@ from queueproof.errors import QueueproofError, ServerError
 from queueproof.examine.check import check_queue
 from queueproof.examine.profiles import PROFILES
 from queueproof.guarantees.catalogue import select
+from queueproof.postgres import Server
 from queueproof.queues.sqlfile import load
 from queueproof.report.card import Card, MutantJudgement
 from queueproof.run.lab import Lab
 from queueproof.run.session import ConnectionLostError
 from tests.fix_commands import Command, Ran, without_progress
-from tests.fix_places import DOUBLE_CLAIM, REFERENCE, STRATEGIES
-from tests.fix_programs import Begin, Eventually, ends, finished
+from tests.fix_places import DOUBLE_CLAIM, REFERENCE, SKIP_LOCKED, STRATEGIES
+from tests.fix_programs import Begin, Eventually, ends, finished, frozen
 from tests.fix_queues import CLAIM, queue_file
 
 BROKEN, SOUND = str(DOUBLE_CLAIM), str(REFERENCE)
@@ -108,7 +109,10 @@ def test_a_broken_queue_exits_1_with_its_story(broken: tuple[Ran, Path]) -> None
 
 
 def test_the_json_card_has_the_public_shape(card: dict[str, Any]) -> None:
-    """As written down in the contract, key by key."""
+    """As written down in the contract, key by key.
+
+    A story's place is that of the statement that took the job a second time.
+    """
     assert list(card) == ["schema", "queue", "postgres", "verdict", "seed", "seconds", "guarantees"]
     assert (card["queue"], card["verdict"], card["seed"]) == (BROKEN, "broken", 0)
     keys = {"id", "verdict", "reason", "story", "replay", "evidence", "more"}
@@ -116,6 +120,9 @@ def test_the_json_card_has_the_public_shape(card: dict[str, Any]) -> None:
     assert all(keys == set(judgement) for judgement in card["guarantees"])
     found = [(j["id"], j["verdict"], j["story"] is None) for j in card["guarantees"]]
     assert found == [("single-claim", "broken", False), (APART, "holds", True)]
+    place = card["guarantees"][0]["place"]
+    assert place["file"] == BROKEN
+    assert Path(BROKEN).read_text().splitlines()[place["line"] - 1] == "UPDATE jobs"
 
 
 def test_a_card_obeys_the_published_schema(card: dict[str, Any], command: Command) -> None:
@@ -126,13 +133,6 @@ def test_a_card_obeys_the_published_schema(card: dict[str, Any], command: Comman
     card["guarantees"][1]["story"] = "of what holds"
     del card["seed"]
     assert sorted(error.validator for error in schema.iter_errors(card)) == ["required", "type"]
-
-
-def test_a_story_has_the_place_of_its_last_statement(card: dict[str, Any]) -> None:
-    """The card's file and line are those of the statement that took the job a second time."""
-    place = card["guarantees"][0]["place"]
-    assert place["file"] == BROKEN
-    assert Path(BROKEN).read_text().splitlines()[place["line"] - 1] == "UPDATE jobs"
 
 
 def test_json_to_stdout_leaves_the_rest_to_stderr(check: Command) -> None:
@@ -157,9 +157,7 @@ def test_the_junit_report_has_a_case_per_guarantee(broken: tuple[Ran, Path]) -> 
     assert "held by two workers" in (failure.text or "")
 
 
-def test_a_number_that_the_header_contradicts_is_told_before_the_check(
-    check: Command, tmp_path: Path
-) -> None:
+def test_a_number_that_the_header_contradicts_is_told_first(check: Command, tmp_path: Path) -> None:
     """A recovery with a lease of its own is named by its line, as it breaks what is no break."""
     file = tmp_path / "q.sql"
     text = Path(SOUND).read_text().replace("recover(lease)", "recover")
@@ -170,9 +168,7 @@ def test_a_number_that_the_header_contradicts_is_told_before_the_check(
     assert ran.out.index(told) < ran.out.index(f"{APART}: holds")
 
 
-def test_accepted_breaks_are_written_and_told_until_they_have_a_reason(
-    check: Command, command: Command, tmp_path: Path
-) -> None:
+def test_accepted_breaks_are_written(check: Command, command: Command, tmp_path: Path) -> None:
     """`accept` passes today's break; its TODO is told, and so is a break that is mended."""
     file = tmp_path / "q.sql"
     file.write_text(load(BROKEN).whole)
@@ -191,9 +187,7 @@ def test_accepted_breaks_are_written_and_told_until_they_have_a_reason(
     assert f"{file}:{line}: {APART} was not seen to break: where a check" in mended.out
 
 
-def test_a_replayed_story_exits_1_and_one_that_was_mended_0(
-    card: dict[str, Any], command: Command, dsn: str
-) -> None:
+def test_a_replay_exits_1_or_0_if_mended(card: dict[str, Any], command: Command, dsn: str) -> None:
     """The story happens again; in the queue as it was edited since it does not, in any order."""
     token = card["guarantees"][0]["replay"]
     again = command("replay", BROKEN, "single-claim", "--postgres", dsn)
@@ -355,8 +349,6 @@ def test_sql_that_the_server_rejects_exits_4(check: Command, tmp_path: Path) -> 
     line = path.read_text().partition("RETURNING idd")[0].count("\n") + 1
     assert ran.code == 4
     assert ran.err.startswith(f"{path}:{line}: PostgreSQL rejected this SQL: column")
-    path.write_text(Path(SOUND).read_text().replace("-- name: jobs\n", "-- name: jobs\n\\timing\n"))
-    assert "Is it a command of psql?" in check(path).err
 
 
 @pytest.mark.sample
@@ -388,9 +380,7 @@ def test_what_ends_a_check_has_its_exit_code(
     assert "Traceback" not in ran.err
 
 
-def test_a_signal_while_the_commands_are_built_ends_in_order(
-    command: Command, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_signal_while_building(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     """That takes a while, before any command runs."""
 
     def interrupted(_app: object) -> None:
@@ -419,9 +409,7 @@ def test_ctrl_c_while_the_commands_are_imported_ends_in_order(
     assert capsys.readouterr().err == "queueproof: interrupted\n"
 
 
-def test_an_internal_error_shows_its_traceback_on_demand(
-    check: Command, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_internal_error_has_a_traceback(check: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     """With --traceback or QUEUEPROOF_DEBUG; the message names the way to who has not gone it."""
     monkeypatch.setattr("queueproof.examine.check.check_queue", None)
     ran = check(SOUND)
@@ -508,9 +496,7 @@ def test_an_interrupted_search_prints_what_is_mended_so_far(
         *[("nowhere.sql", 4, how) for how in (">&-", "2>&-", "<&- >&- 2>&-", "> /dev/full 2>&1")],
     ],
 )
-def test_a_stream_that_cannot_be_written_changes_no_exit_code(
-    dsn: str, queue: str, code: int, redirection: str
-) -> None:
+def test_no_stream_changes_the_exit_code(dsn: str, queue: str, code: int, redirection: str) -> None:
     """Closed by the shell, or on a disk that is full: 1 means broken and nothing else."""
     asked = ["check", queue, "--only", "single-claim", "--profile", "quick", "--postgres", dsn]
     shell = ["sh", "-c", f'exec "$0" "$@" {redirection}', sys.executable, "-m", "queueproof"]
@@ -522,9 +508,7 @@ def test_a_stream_that_cannot_be_written_changes_no_exit_code(
     ("queue", "asked", "code"),
     [(SOUND, APART, 0), (BROKEN, "single-claim", 1), ("nowhere.sql", APART, 4)],
 )
-def test_readers_that_leave_change_no_exit_code(
-    start: Begin, queue: str, asked: str, code: int
-) -> None:
+def test_leaving_readers_change_no_code(start: Begin, queue: str, asked: str, code: int) -> None:
     """As with `2>&1 | head -1`, be it the reader of the card or of the errors."""
     process = start("check", queue, "--only", asked, "--profile", "quick")
     for stream in (process.stdout, process.stderr):
@@ -546,9 +530,7 @@ def test_a_report_that_cannot_be_written_exits_4(check: Command) -> None:
     ("device", "code", "told"),
     [("full", 4, "queueproof: cannot write to stdout: No space left on device"), ("pipe", 0, "")],
 )
-def test_a_report_on_stdout_is_lost_only_where_its_reader_has_not_left(
-    device: str, code: int, told: str
-) -> None:
+def test_a_report_on_stdout_is_lost_where_a_reader_stays(device: str, code: int, told: str) -> None:
     """On a full disk it is an error as in a file; who closes the pipe did not want it."""
     reader, writer = os.pipe()
     os.close(reader)
@@ -563,9 +545,7 @@ def test_a_report_on_stdout_is_lost_only_where_its_reader_has_not_left(
 
 
 @pytest.mark.sample
-def test_a_report_is_there_as_a_whole_or_not_at_all(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_report_is_whole_or_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A write that fails leaves the file of the last run, and nothing beside it."""
     path = tmp_path / "card.json"
     write(path, "old")
@@ -602,7 +582,6 @@ def test_the_profiles_are_those_of_the_check() -> None:
         (["--version"], "queueproof "),
         (["guarantees"], "single-claim       No job is held by two workers at once.\n"),
         (["help", "file-format"], "## Blocks"),
-        (["help", "program"], "JSON"),
         (["help", "class"], "def claim(self, worker"),
         (["help", "class"], "Step: One statement"),
         (["help", "rules"], "30. **Answers are checked**"),
@@ -701,3 +680,86 @@ def test_a_change_of_an_included_file_is_seen(tmp_path: Path) -> None:
     schema.unlink()
     wait_for_change(after)
     assert stamps(files)[files[1]] is None
+
+
+COMMAND = """
+from queueproof.cli import main, talk
+talk.QUIET_SECONDS = 0.1
+main()
+"""
+LEFT = "SELECT FROM pg_database WHERE datname ~ '^queueproof_bench'"
+Running = Callable[..., subprocess.Popen[str]]
+
+each_signal = pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+
+
+@pytest.fixture
+def running(begin: Begin, own: Server) -> Running:
+    """Begins a command on a server of this module's, which says soon what it is doing."""
+    where = ("--postgres", str(own._admin))
+    return lambda *command: begin(sys.executable, "-c", COMMAND, *command, *where)
+
+
+@each_signal
+def test_a_signal_ends_a_run_whose_server_is_frozen(
+    own: Server, running: Running, eventually: Eventually, number: signal.Signals
+) -> None:
+    """Nobody answers any more, neither the runner nor who cleans up, and it ends all the same."""
+    with psycopg.connect(own._admin, autocommit=True) as admin:
+        (found,) = admin.execute("SELECT pg_read_file('postmaster.pid')").fetchall()
+        process = running("check", str(REFERENCE))
+        asked = "SELECT pid FROM pg_stat_activity WHERE datname ~ '^queueproof_'"
+
+        def backends() -> list[int]:
+            return [pid for (pid,) in admin.execute(asked).fetchall()]
+
+        eventually(lambda: len(backends()) > 3, "a run that is under way")
+        with frozen(int(found[0].split()[0])), frozen(*backends()):  # all: none is begun any more
+            said = ends(process, number)
+        eventually(lambda: not backends(), "the backends of the run to end")
+    assert said.splitlines()[-1] in {"queueproof: interrupted", "queueproof: stopped by SIGTERM"}
+
+
+HELD = (
+    "SELECT count(*) = 3 FROM pg_stat_activity"
+    " WHERE datname ~ '^queueproof_bench' AND state = 'idle in transaction'"
+)
+SLEEPING = "SELECT count(*) = 1 FROM pg_stat_activity WHERE query ~ '^SELECT pg_sleep'"
+LOAD = ("--batch", "1", "--workers", "3", "--hold", "900", "--seconds", "60")
+
+
+@each_signal
+@pytest.mark.parametrize(
+    ("install", "under_way", "options"),
+    [("SELECT pg_sleep(999);", SLEEPING, ()), ("", HELD, LOAD)],
+    ids=["that waits for the queue's SQL", "under a load that would last"],
+)
+def test_a_signal_ends_a_benchmark(
+    *,
+    own: Server,
+    running: Running,
+    eventually: Eventually,
+    tmp_path: Path,
+    install: str,
+    under_way: str,
+    options: tuple[str, ...],
+    number: signal.Signals,
+) -> None:
+    """The last line says so, and no database is left."""
+    queue = tmp_path / "queue.sql"
+    queue.write_text(SKIP_LOCKED.replace("-- name: schema#", f"-- name: schema#\n{install}"))
+    with psycopg.connect(own._admin, autocommit=True) as admin:
+        process = running("bench", str(queue), *options)
+        eventually(lambda: admin.execute(under_way).fetchone() == (True,), "what it waits for")
+        said = ends(process, number)
+        eventually(lambda: not admin.execute(LEFT).fetchall(), "its database to go")
+    assert said.splitlines()[-1] in {"queueproof: interrupted", "queueproof: stopped by SIGTERM"}
+
+
+def test_a_run_without_a_terminal_says_what_it_does(running: Running) -> None:
+    """Now and then, on stderr, in a line."""
+    process = running("check", str(REFERENCE))
+    assert process.stderr is not None
+    line = process.stderr.readline()
+    ends(process, signal.SIGTERM)
+    assert re.fullmatch(r"queueproof: after \d+ s: .*\n", line)

@@ -255,9 +255,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize(("changes", "told"), WRONG.values(), ids=WRONG)
-def test_a_worker_that_does_not_work_is_told_why(
-    lab_of: LabOf, changes: list[tuple[str, str]], told: str
-) -> None:
+def test_a_broken_worker_says_why(lab_of: LabOf, changes: list[tuple[str, str]], told: str) -> None:
     """Nobody has disturbed it: with the server's error and the statement, or its last words."""
     with pytest.raises(QueueError, match=told):
         calibrate(lab_of(*changes))

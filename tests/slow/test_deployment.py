@@ -145,9 +145,7 @@ def test_the_two_ways_round_have_tokens_of_their_own() -> None:
     assert one.name == other.name == "old.sql with new.sql"
 
 
-def test_a_new_version_that_does_not_work_is_refused_before_the_old_one_is_judged(
-    tmp_path: Path, command: Command
-) -> None:
+def test_a_new_version_that_does_not_work_is_tried_first(tmp_path: Path, command: Command) -> None:
     """It took the check of one way round, and the search for a remedy, before it was tried."""
     new = tmp_path / "new.sql"
     new.write_text(TEXT.replace("RETURNING id, attempts", "RETURNING idd, attempts"))

@@ -52,9 +52,7 @@ NAMES = (
 
 
 @pytest.mark.sample
-def test_a_server_of_our_own_is_used_whatever_the_environment_names(
-    queue: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_our_own_server_minds_no_environment(queue: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """With every variable leading elsewhere each operation works, and nobody calls there."""
     with socket.create_server(("127.0.0.1", 0)) as elsewhere:
         environment = {
@@ -72,9 +70,7 @@ def test_a_server_of_our_own_is_used_whatever_the_environment_names(
             elsewhere.accept()
 
 
-def test_what_a_dsn_leaves_open_the_environment_fills_in(
-    queue: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_environment_completes_a_dsn(queue: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Host and role are the variables', for the harness and for a worker process."""
     with open_server("embedded") as server, server.database() as dsn:
         place = conninfo_to_dict(dsn)
@@ -185,9 +181,7 @@ def test_what_postgresql_cannot_take_is_named(temporary: Path, why: str) -> None
     assert not any(temporary.iterdir())
 
 
-def test_without_any_folder_for_sockets_that_is_told(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_folder_for_sockets_is_missed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A folder with a comma, and no other that can be written."""
     monkeypatch.setattr(os, "access", lambda *_: False)
     with pytest.raises(ServerUnavailableError, match=r"no folder for sockets: .*special"):

@@ -6,6 +6,7 @@ import pytest
 
 from queueproof.examine.check import check_queue
 from queueproof.guarantees.catalogue import select
+from tests.fix_histories import each
 from tests.fix_labs import LabOf, judged
 from tests.fix_queues import CLAIM_MANY, COMPLETE, queue_file
 
@@ -152,9 +153,7 @@ ASKED = ("single-claim", "no-lost-job", "live-lease", "fencing", "final-state", 
         ("claims = hooks.claims + 1", {"single-claim"}),
     ],
 )
-def test_an_enqueue_may_answer_a_job_that_is_there(
-    lab_of: LabOf, upsert: str, broken: set[str]
-) -> None:
+def test_an_enqueue_may_answer_a_known_job(lab_of: LabOf, upsert: str, broken: set[str]) -> None:
     """It may run once more after its end; what its holder has is neither given away nor taken."""
     found = judged(lab_of(HOOKS.format(upsert=upsert, state="status")), *ASKED, profile="glance")
     assert {name for name, one in found.items() if one.verdict != "holds"} == broken
@@ -172,9 +171,7 @@ OVER = "status = 'running' AND locked_at < now() - interval '5 minutes'"
     ],
     ids=["its last attempt runs", "its lease is over", "its lease is over, and it is free"],
 )
-def test_a_state_may_follow_from_the_clock_or_a_count(
-    lab_of: LabOf, which: str, listed: str
-) -> None:
+def test_a_state_may_follow_from_a_clock_or_count(lab_of: LabOf, which: str, listed: str) -> None:
     """A job whose last attempt runs, or whose lease is over, may be listed as failed."""
     state = f"CASE WHEN {which} THEN '{listed}' ELSE status END"
     asked = (*ASKED, "stale-recovery", "retry-given")
@@ -182,17 +179,13 @@ def test_a_state_may_follow_from_the_clock_or_a_count(
     assert {one.verdict for one in found.values()} == {"holds"}
 
 
-@pytest.mark.parametrize(
-    ("put_off", "verdict"),
-    [
-        ("interval '30 days'", "holds"),
-        ("interval '1 day' * 30", "holds"),
-        (":lease * 8640", "broken"),
-    ],
-)
-def test_a_dead_workers_job_waits_no_longer_than_the_sql_says(
-    lab_of: LabOf, put_off: str, verdict: str
-) -> None:
+@each("""
+    put_off => verdict
+    interval '30 days' => holds
+    interval '1 day' * 30 => holds
+    :lease * 8640 => broken
+""")
+def test_a_dead_workers_job_waits_as_sql_says(lab_of: LabOf, put_off: str, verdict: str) -> None:
     """A span that stands there is the queue's own; thirty days of some other unit are not."""
     text = HOOKS.format(upsert=TOUCHED, state="status")
     text = text.replace("locked_at timestamptz", "locked_at timestamptz, due_at timestamptz")

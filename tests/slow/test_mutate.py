@@ -244,9 +244,7 @@ def test_an_equivalent_mutant_that_is_killed_is_an_error(tmp_path: Path) -> None
         ("nonsense", "is not TOML"),
     ],
 )
-def test_a_list_of_equivalents_that_says_nothing_is_an_error(
-    tmp_path: Path, text: str, message: str
-) -> None:
+def test_equivalents_that_say_nothing_are_errors(tmp_path: Path, text: str, message: str) -> None:
     """A name that no mutant has, or a reason that is none, is the user's error."""
     with pytest.raises(QueueError, match=message):
         written(tmp_path, text)

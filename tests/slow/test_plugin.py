@@ -114,9 +114,7 @@ def test_a_broken_queue_fails_with_its_story(pytester: pytest.Pytester) -> None:
     result.stdout.no_fnmatch_line("*pytest_plugin.py*")
 
 
-def test_the_workers_of_xdist_find_the_same_on_one_server(
-    pytester: pytest.Pytester, dsn: str
-) -> None:
+def test_workers_of_xdist_find_the_same_on_one_server(pytester: pytest.Pytester, dsn: str) -> None:
     """Each queue is judged by one of them, and the summary tells of all."""
     for name in ("broken/server_clock_local_timestamp", "skip_locked"):
         pytester.makefile(".sql", **{Path(name).name: text_of(name)})
@@ -147,9 +145,7 @@ def test_somebodys_queue_is_judged_alone(pytester: pytest.Pytester, mine: Path) 
     assert sorted(found) == sorted((id_.replace("-", "_"), "[mine]") for id_ in CATALOGUE)
 
 
-def test_what_is_skipped_is_not_asked_and_what_is_required_does_not_pass_unasked(
-    pytester: pytest.Pytester, mine: Path
-) -> None:
+def test_what_is_skipped_or_required_is_so(pytester: pytest.Pytester, mine: Path) -> None:
     """A guarantee is deselected where it is to be, and skipped where it is not offered."""
     arguments = "--queue", mine, "-k", "server_clock or concurrency"
     result = run(pytester, *arguments, "--queueproof-skip", "server-clock, no-lost-job", "-rs")
@@ -168,9 +164,7 @@ def test_what_is_skipped_is_not_asked_and_what_is_required_does_not_pass_unasked
         ("single-claim", "server-clock: "),
     ],
 )
-def test_a_declared_break_must_be_the_one_that_is_seen(
-    pytester: pytest.Pytester, breaks: str, reason: str
-) -> None:
+def test_a_declared_break_must_be_seen(pytester: pytest.Pytester, breaks: str, reason: str) -> None:
     """A break that is not seen fails; so does one that is seen and not declared."""
     name = "skip_locked" if breaks == "server-clock" else "broken/server_clock_local_timestamp"
     text = text_of(name)
@@ -192,9 +186,7 @@ def test_a_declared_break_must_be_the_one_that_is_seen(
         (["-k", "test_order", "--queueproof-require", "fencing"], "no test that is left asks for"),
     ],
 )
-def test_mistakes_are_usage_errors(
-    pytester: pytest.Pytester, arguments: list[str], message: str
-) -> None:
+def test_mistakes_exit_4(pytester: pytest.Pytester, arguments: list[str], message: str) -> None:
     """Exit code 4, pytest's own for it and ours, and one message."""
     result = run(pytester, *arguments)
     assert result.ret == pytest.ExitCode.USAGE_ERROR

@@ -10,12 +10,10 @@ import shutil
 import signal
 import socket
 import socketserver
-import subprocess
 import sys
-import textwrap
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any, Self
 from urllib.parse import quote
@@ -29,7 +27,7 @@ from queueproof.postgres import Server, local, open_server, sources, watchdog
 from queueproof.postgres.server import Conninfo, ServerFacts
 from queueproof.queues.sqlfile import load_text
 from queueproof.run.open import open_lab
-from tests.fix_programs import PATIENCE, Eventually, finished, is_gone
+from tests.fix_programs import PATIENCE, Begin, Eventually, finished, is_gone
 from tests.fix_queues import queue_file
 from tests.fix_server import tell
 
@@ -198,19 +196,18 @@ class TestEmbedded:
 
     @pytest.mark.sample
     def test_is_what_its_label_says(self, server: Server) -> None:
-        """The label names version, source and durability, and the server agrees."""
+        """The label names version, source and durability, and the server agrees.
+
+        Its programs stand in a directory of their own.
+        """
+        assert server.bin_directory
+        assert {"psql", "pgbench"} <= {one.name for one in server.bin_directory.iterdir()}
         with server.database() as conninfo:
             assert str(server.version) == ask(conninfo, "SHOW server_version_num")
             assert ask(conninfo, "SHOW fsync") == "off"
         version = "{}.{}".format(*divmod(server.version, 10000))
         assert server.label == f"PostgreSQL {version}, embedded, fsync=off (fast, not crash-safe)"
         assert (server.source, server.durable, server.superuser) == ("embedded", False, True)
-
-    @pytest.mark.parametrize("program", ["psql", "pgbench"])
-    def test_brings_its_programs(self, server: Server, program: str) -> None:
-        """They stand in its directory of programs."""
-        assert server.bin_directory
-        assert (server.bin_directory / program).exists()
 
     def test_nothing_takes_part_in_a_run(self, admin: str) -> None:
         """No timer or worker of the server does, and nobody reaches it over the network."""
@@ -390,9 +387,7 @@ class TestDsn:
         assert hasty.description == "fsync=on, synchronous_commit=off (fast, not crash-safe)"
 
     @pytest.mark.parametrize("power", ["postgres", "pg_execute_server_program"])
-    def test_who_may_act_as_a_superuser_is_refused_as_one(
-        self, admin: str, door: Door, refusal: Refusal, power: str
-    ) -> None:
+    def test_power_is_refused(self, admin: str, door: Door, refusal: Refusal, power: str) -> None:
         """A member of it says SET ROLE, or COPY TO PROGRAM: beside others' databases it may not."""
         nobody_may_look = "CREATE DATABASE shop CONNECTION LIMIT 0"
         tell(admin, nobody_may_look, f"GRANT {power} TO alice")
@@ -521,42 +516,26 @@ def test_source_that_nobody_knows(source: str, told: str, refusal: Refusal) -> N
 
 
 RUN = """
-    import os, signal, sys, psycopg
-    from queueproof.postgres import open_server
+import os, signal, sys, time, psycopg
+from queueproof.postgres import open_server
 
-    with open_server(sys.argv[1]) as server, server.database() as conninfo:
-        with psycopg.connect(conninfo) as session:
-            if sys.argv[2:] == ["fork"] and os.fork() == 0:
-                signal.pause()  # a worker that outlives the run holds its pipe open
-            print(conninfo, flush=True)
-            signal.pause()
+with open_server(sys.argv[1]) as server, server.database() as conninfo:
+    with psycopg.connect(conninfo) as session:
+        if sys.argv[2:] == ["fork"] and os.fork() == 0:
+            time.sleep(60)  # a worker that outlives the run holds its pipe open
+            os._exit(0)
+        print(conninfo, flush=True)
+        signal.pause()
 """
 
 
-@contextmanager
-def run(*arguments: str) -> Iterator[subprocess.Popen[str]]:
-    """Run the script above with a process group of its own, as from a terminal."""
-    with subprocess.Popen(  # noqa: S603 - our own script
-        [sys.executable, "-c", textwrap.dedent(RUN), *arguments],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
-    ) as process:
-        try:
-            yield process
-        finally:
-            with suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-
-
-def first_line(process: subprocess.Popen[str]) -> str:
-    """Return the first line that the process prints."""
-    assert process.stdout
-    line = process.stdout.readline().strip()
-    assert line, process.communicate()
-    return line
+@pytest.fixture
+def run(begin: Begin) -> Begin:
+    """Begins the script above in a process group of its own, as from a terminal."""
+    ours = {"PYTHONPATH": os.pathsep.join(sys.path)}
+    return lambda *arguments: begin(
+        *(sys.executable, "-c", RUN, *arguments), start_new_session=True, env=os.environ | ours
+    )
 
 
 class TestKilled:
@@ -565,22 +544,22 @@ class TestKilled:
     @pytest.mark.sample
     @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
     def test_own_server(
-        self, temporary: Path, number: signal.Signals, eventually: Eventually
+        self, run: Begin, temporary: Path, number: signal.Signals, eventually: Eventually
     ) -> None:
         """Ctrl-C, SIGTERM and kill -9 of a run end its server and remove its directory."""
-        with run("embedded") as process:
-            pid, segment = postmaster(first_line(process))
-            os.killpg(process.pid, number)
-            process.communicate(timeout=PATIENCE)  # to the end of its pipes: nobody else has them
+        process = run("embedded")
+        pid, segment = postmaster(process.line())
+        os.killpg(process.pid, number)
+        process.communicate(timeout=PATIENCE)  # to the end of its pipes: nobody else has them
         eventually(lambda: not list(temporary.iterdir()))
         eventually(lambda: not is_there(pid, segment))
 
-    def test_surviving_worker(self, temporary: Path, eventually: Eventually) -> None:
+    def test_surviving_worker(self, run: Begin, temporary: Path, eventually: Eventually) -> None:
         """A forked worker that survives the run does not keep the server."""
-        with run("embedded", "fork") as process:
-            first_line(process)
-            process.kill()
-            eventually(lambda: not list(temporary.iterdir()))
+        process = run("embedded", "fork")
+        assert process.line()
+        process.kill()
+        eventually(lambda: not list(temporary.iterdir()))
 
     def test_folder_that_somebody_removes(self, temporary: Path) -> None:
         """The file that says which process the server is goes with it, and the server does too."""
@@ -590,25 +569,25 @@ class TestKilled:
                 shutil.rmtree(folder)
         assert not is_there(pid, segment)
 
-    def test_during_initdb(self, temporary: Path, eventually: Eventually) -> None:
+    def test_during_initdb(self, run: Begin, temporary: Path, eventually: Eventually) -> None:
         """A run that is killed while its server is being made leaves nothing."""
-        with run("embedded") as process:
-            eventually(lambda: any(temporary.glob("*/data/PG_VERSION")))
-            process.kill()
+        process = run("embedded")
+        eventually(lambda: any(temporary.glob("*/data/PG_VERSION")))
+        process.kill()
         eventually(lambda: not list(temporary.iterdir()))
 
     def test_somebodys_database(
-        self, admin: str, before: object, door: Door, eventually: Eventually
+        self, run: Begin, admin: str, before: object, door: Door, eventually: Eventually
     ) -> None:
         """After kill -9 the database on somebody's server is dropped."""
-        with run(uri(door)) as process:
-            first_line(process)
-            assert before != databases(admin)
-            process.kill()
-            eventually(lambda: before == databases(admin))
+        process = run(uri(door))
+        assert process.line()
+        assert before != databases(admin)
+        process.kill()
+        eventually(lambda: before == databases(admin))
 
     def test_database_that_appears_late(
-        self, admin: str, door: Door, eventually: Eventually
+        self, run: Begin, admin: str, door: Door, eventually: Eventually
     ) -> None:
         """A database whose creation ends only after kill -9 is dropped all the same."""
         before = databases(admin)
@@ -616,10 +595,10 @@ class TestKilled:
         with psycopg.connect(admin) as blocker:
             # takes a lock on the template that CREATE DATABASE needs, and DROP DATABASE does not
             blocker.execute("COMMENT ON DATABASE template0 IS 'unmodifiable empty database'")
-            with run(uri(door)) as process:
-                eventually(lambda: ask(admin, waiting) == 1)
-                process.kill()
-                eventually(lambda: ask(admin, waiting) == 2)
+            process = run(uri(door))
+            eventually(lambda: ask(admin, waiting) == 1)
+            process.kill()
+            eventually(lambda: ask(admin, waiting) == 2)
             assert before == databases(admin)
         eventually(lambda: before == databases(admin))
 
@@ -636,9 +615,7 @@ class TestKilled:
                 late.callback(again.join)
             assert before == databases(conninfo)
 
-    def test_database_that_cannot_be_dropped(
-        self, admin: str, capfd: pytest.CaptureFixture[str]
-    ) -> None:
+    def test_database_that_must_stay(self, admin: str, capfd: pytest.CaptureFixture[str]) -> None:
         """What stays behind is named, with its reason and the statement that drops it."""
         with open_server(admin) as theirs, theirs.database() as conninfo:
             name = str(conninfo_to_dict(conninfo)["dbname"])

@@ -206,9 +206,7 @@ def test_on_somebodys_server_no_two_have_a_worker_of_one_name(theirs: Server) ->
 
 
 @pytest.mark.parametrize(("text", "alone"), [(SKIP_LOCKED, False), (OUTBOX, True)])
-def test_what_sees_its_neighbours_is_judged_by_one_process(
-    theirs: Server, text: str, *, alone: bool
-) -> None:
+def test_what_sees_neighbours_is_judged_alone(theirs: Server, text: str, *, alone: bool) -> None:
     """On somebody's server processes share it, so that a queue that reads it has no other."""
     with open_lab(load_text(text, "q.sql"), theirs) as lab, beside(lab, 2) as helpers:
         assert (helpers is None, "judged by one process" in lab.label) == (alone, alone)
