@@ -101,8 +101,8 @@ def _checked(guarantee: Guarantee) -> Iterator[str]:
     """How it is checked, as its record has it."""
     if guarantee.programs:
         yield (
-            "Short programs of its own, in which a few actors race, are run in many interleavings,"
-            " and random ones beside them."
+            "Short programs of its own are run, in many interleavings where actors race, and"
+            " random ones beside them."
         )
     if guarantee.faults:
         kinds = ", ".join(fault.several for fault in FAULTS.values())

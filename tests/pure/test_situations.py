@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from functools import cache
 
 import pytest
@@ -234,3 +235,22 @@ def test_a_crowd_is_data_of_a_token() -> None:
     """It is read back as it was written."""
     for crowd in drawn(pieces_of()):
         assert Program.from_data(crowd.to_data()) == crowd
+
+
+@pytest.mark.parametrize("keyed", [True, False])
+def test_an_enqueue_is_an_act_on_the_job_that_it_may_be_taken_for(*, keyed: bool) -> None:
+    """A job like it comes beside each end of another; elsewhere it is all one who goes first."""
+    offer = replace(offered("skip_locked.sql"), keyed=keyed)
+    met = {
+        kinds[0]
+        for program in Suite(offer).meetings(FIRST)
+        for actor, kinds in races(program)
+        if ("producer", ["enqueue"]) in races(program) and {"same"} == payloads(program)
+        if actor.startswith("w")
+    }
+    assert keyed == ({"complete", "fail", "heartbeat"} <= met)
+
+
+def payloads(program: Program) -> set[str]:
+    """The kinds of payload that its jobs have."""
+    return {job.payload for job in program.specs}

@@ -623,7 +623,7 @@ def test_install_and_cleanup_answer_nothing() -> None:
     assert None is run(loaded.begin("install"), changed(0, "CREATE"))[1]
     steps, answer = run(loaded.begin("cleanup", age=timedelta(days=1)), changed(3), rows(x=["1"]))
     assert (len(steps), answer) == (2, None)
-    assert Value(b"86400 seconds", INTERVAL) == steps[0].params["age"]
+    assert Value(b"1 days", INTERVAL) == steps[0].params["age"]
 
 
 STATEMENTS = [

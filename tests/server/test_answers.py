@@ -22,7 +22,7 @@ from queueproof.report.text import remedy
 from queueproof.run.runner import Runner
 from tests.fix_histories import Case, Told, cases
 from tests.fix_labs import LabOf, judged, offered
-from tests.fix_places import SKIP_LOCKED, reference
+from tests.fix_places import SKIP_LOCKED, STRATEGIES, reference
 from tests.fix_plays import play
 
 JOBS = "SELECT id, status AS state, attempts\nFROM jobs"
@@ -403,3 +403,11 @@ def test_an_operation_that_works_on_some_jobs_is_judged(lab_of: LabOf, operation
     assert judgement.place
     assert source
     assert 0 <= judgement.place.line - source.line <= 1
+
+
+@pytest.mark.parametrize(("name", "keyed"), [("sound/deduplicated", True), ("skip_locked", False)])
+def test_an_enqueue_that_makes_no_second_job_is_seen(
+    lab_of: LabOf, name: str, *, keyed: bool
+) -> None:
+    """Then whoever enqueues the like of a job acts on that."""
+    assert keyed == calibrate(lab_of(STRATEGIES / f"{name}.sql")).keyed

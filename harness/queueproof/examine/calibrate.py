@@ -43,7 +43,7 @@ from queueproof.schedule.programs import (
     script,
     terminate,
 )
-from queueproof.space.pieces import DELAY, LOOKS, ONE, SETTLE, TWO
+from queueproof.space.pieces import DELAY, LOOKS, ONE, SAME, SETTLE, TWO
 
 PHASES = (0.0, 20.3, 40.6)  # seconds; of a minute
 CRASHED = 4  # jobs
@@ -137,7 +137,13 @@ def calibrate(lab: Lab, *, replayed: bool = False) -> Offer:
     if replayed:
         return offer
     misses = first is not claims[0] or _misses(runner)
-    offer = replace(offer, misses=misses, several=frozenset(runner.several))
+    alike = runner.run(Program((SAME, SAME), in_turn(SETTLE))).history.of_kind("enqueue")
+    offer = replace(
+        offer,
+        keyed=len({job for call in alike for job in call.ids}) == 1,
+        misses=misses,
+        several=frozenset(runner.several),
+    )
     _must_follow_the_clock(lab, _LOOKS if offer.misses else _MISSES)
     return offer
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from queueproof.guarantees.guarantee import Guarantee, finishing, followed
+from queueproof.judge.checker import declare
 from queueproof.queues.offer import Offer
 from queueproof.schedule.moments import DAY, past
 from queueproof.schedule.programs import (
@@ -24,9 +25,11 @@ from queueproof.space.pieces import (
     NEW,
     ONE,
     SAME,
+    SETTLE,
     TWO,
     Pieces,
 )
+from queueproof.space.situations import spent
 
 
 def _bound(offer: Offer) -> str | None:
@@ -41,6 +44,16 @@ def _waiting(offer: Offer) -> str | None:
     if "fail" not in offer.queue.offers:
         return "fail is not offered"
     return "no backoff is declared" if offer.queue.backoff is None else followed(offer)
+
+
+def _retry_bound(pieces: Pieces) -> Iterator[Program]:
+    """All attempts of a job's own are used up, and one more is asked for.
+
+    Its bound lies between 1 and the header's. That is longer than the life that meets every act.
+    """
+    for bound in pieces.bounds()[1:-1]:
+        for way in spent(pieces, declare(pieces.offer), bound + 1):
+            yield Program((JobSpec(bound=bound),), in_turn(SETTLE, *way, script("w1", claim())))
 
 
 def _no_lost_job(pieces: Pieces) -> Iterator[Program]:
@@ -102,6 +115,7 @@ GUARANTEES = (
             "ends the job where `attempts >= max_attempts`, the row's own."
         ),
         example="retry_bound_crash_not_counted",
+        programs=_retry_bound,
         asks="max_attempts in the header, and fail or a lease",
         needs=_bound,
         acknowledged=True,

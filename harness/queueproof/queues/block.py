@@ -24,6 +24,7 @@ from queueproof.queues.model import (
     Value,
     Values,
     ids_of,
+    interval,
 )
 
 if TYPE_CHECKING:
@@ -137,7 +138,7 @@ _CHANGES = frozenset({"INSERT", "UPDATE", "DELETE", "MERGE"})
 
 def _bind(name: str, argument: object) -> Value:
     if isinstance(argument, timedelta):
-        argument = f"{argument.total_seconds():.6f}".rstrip("0").rstrip(".") + " seconds"
+        argument = interval(argument)
     text = None if argument is None else str(argument).encode()
     return Value(text, _OIDS.get(name, _TEXT))
 

@@ -26,6 +26,16 @@ LONGEST = 60.0  # seconds that the Python code of an operation takes between two
 VOID = 2278  # pg_type.oid of void, what a function returns that returns nothing
 
 
+def interval(span: timedelta) -> str:
+    """The text of a span as drivers send it: by days where it is days, otherwise by seconds.
+
+    To an interval these are two fields, and SQL that reads one alone is right for half of them.
+    """
+    if span.days and span == timedelta(span.days):
+        return f"{span.days} days"
+    return f"{span.total_seconds():.6f}".rstrip("0").rstrip(".") + " seconds"
+
+
 class Value(NamedTuple):
     """One value as the server sent it, so that a token travels back unchanged in value and type.
 

@@ -23,6 +23,7 @@ class Offer:
             a claim that answered nothing; None where the first claim got it.
         late: Whether a crashed worker's job, beside no living one's, was seen to be still running
             when its lease was over: leases may last longer than declared.
+        keyed: Whether an enqueue like one before was seen to make no second job.
         misses: Whether claims were seen to pass a ready job by although nobody acted.
         several: Operations that were seen to send several statements: others may come between.
     """
@@ -35,6 +36,7 @@ class Offer:
     renews: bool = False
     waits: float | None = None
     late: bool = False
+    keyed: bool = False
     misses: bool = False
     several: frozenset[str] = frozenset()
 

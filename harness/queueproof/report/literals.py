@@ -9,7 +9,7 @@ from datetime import timedelta
 from sqlglot import TokenType
 
 from queueproof.errors import QueueproofError
-from queueproof.queues.model import Parameter, Value, Values
+from queueproof.queues.model import Parameter, Value, Values, interval
 from queueproof.queues.sqltext import Token, tokens
 
 INT4 = 23  # pg_type.oid
@@ -43,7 +43,7 @@ def literal(value: Parameter, types: Mapping[int, str]) -> str:
         case float():
             return f"'{value!r}'::float8"
         case timedelta():
-            return f"'{value.total_seconds()} seconds'::interval"
+            return f"'{interval(value)}'::interval"
         case _:
             return _quoted(str(value))
 

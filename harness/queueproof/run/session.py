@@ -23,7 +23,17 @@ from queueproof.errors import (
     ServerError,
     Source,
 )
-from queueproof.queues.model import Operation, Parameter, Result, Step, T, Value, Values, watched
+from queueproof.queues.model import (
+    Operation,
+    Parameter,
+    Result,
+    Step,
+    T,
+    Value,
+    Values,
+    interval,
+    watched,
+)
 from queueproof.queues.sqltext import compile_statement
 
 ARRAYS = """
@@ -333,7 +343,7 @@ class LibpqSession(Session):
             case float():
                 return repr(value).encode(), 701
             case timedelta():
-                return f"{value.total_seconds()} seconds".encode(), INTERVAL_OID
+                return interval(value).encode(), INTERVAL_OID
             case str():
                 if "\0" in value:  # libpq would end the text there
                     raise QueueproofError(f"PostgreSQL stores no NUL character: {value!r}")

@@ -32,6 +32,7 @@ ONE = (JobSpec(),)
 TWO = (JobSpec(), JobSpec())
 THREE = (JobSpec(), JobSpec(), JobSpec())
 DELAY = 61.3  # seconds
+INT4 = (-(2**31), 2**31 - 1)  # the ends of a priority (rule 2): SQL that counts with it overflows
 SETTLE = script("clock", advance(MOMENT))
 ALIGNED = script("clock", ALIGN)
 PAGE = 30  # more than a batch; so many that shrinking takes no more than seconds

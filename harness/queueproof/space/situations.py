@@ -45,7 +45,7 @@ from queueproof.schedule.programs import (
     until,
     whole,
 )
-from queueproof.space.pieces import ALIGNED, CLEAN, MOST_ATTEMPTS, NEW, SETTLE, Pieces
+from queueproof.space.pieces import ALIGNED, CLEAN, INT4, MOST_ATTEMPTS, NEW, SETTLE, Pieces
 
 DEPTH = 5  # steps to a situation
 WALK = 3  # steps of what goes on meanwhile
@@ -410,11 +410,14 @@ class Space:
                     kinds = frozenset(do.kind for do in other[1])
                     what = (deed.do.kind, kinds)
                     make = partial(self._meeting, at, deed, other, walk[-1])
-                    apart = self._is_apart(at, deed, walk)
+                    # Whoever comes beside a job may be taken for it: that is no idle act.
+                    joins = self._joins((deed.script, other))
+                    apart = self._is_apart(at, deed, walk) and not joins
                     late = apart and self._locks(at, deed, walk)
                     kind = ("late", *what) if late else (*stands, *what)
                     aside = apart and not late
-                    yield Known(what, kind, make, self._length(at), aside, len(walk) + idle)
+                    steps = len(walk) + (idle and not joins)
+                    yield Known(what, kind, make, self._length(at), aside, steps)
 
     def _meeting(self, at: Situation, deed: Deed, other: Script, last: Deed) -> Program:
         """An act while others go on; what they have begun by their last one is kept, too."""
@@ -562,7 +565,12 @@ class Space:
         exact = any(do.kind == "until" for one in look for _, dos in one for do in dos)
         aligned = script("clock", whole(ALIGN)) if at.over else ALIGNED
         way = in_turn(SETTLE, *self._ahead, *before, *at.way, *others, *[aligned] * exact)
-        return Program(jobs, (*way, stage, *look), self._jobs[:1] * RESERVE)
+        program = Program(jobs, (*way, stage, *look), self._jobs[:1] * RESERVE)
+        return _like_the_other(program) if jobs and self._joins(stage) else program
+
+    def _joins(self, stage: Stage) -> bool:
+        """True where somebody enqueues a job that may be taken for another."""
+        return self.pieces.offer.keyed and any(who == NEW[0] for who, _ in stage)
 
     def _looks(self, deed: Deed) -> list[tuple[Stage, ...]]:
         """What shows whether a lease is kept, and what a death leaves; the run's end shows all."""
@@ -617,15 +625,21 @@ def spaces(pieces: Pieces, rules: Declared) -> list[Space]:
     found = [Space(pieces, rules, bound) for bound in dict.fromkeys((bounds[0], bounds[-1]))]
     if 1 < bounds[0] <= MOST_ATTEMPTS:  # the queue's own, and no enqueue can ask for fewer
         found += [
-            Space(pieces, rules, bounds[0], spent=way) for way in _spent(pieces, rules, bounds[0])
+            Space(pieces, rules, bounds[0], spent=way) for way in spent(pieces, rules, bounds[0])
         ]
     if pieces.takes_limit:
         found.append(Space(pieces, rules, bounds[-1], BATCH))
     return found
 
 
-def _spent(pieces: Pieces, rules: Declared, bound: int) -> Iterator[tuple[Script, ...]]:
-    """The ways in which all attempts of a job but its last come to nothing."""
+def spent(pieces: Pieces, rules: Declared, bound: int) -> Iterator[tuple[Script, ...]]:
+    """The ways in which all attempts of a job but its last come to nothing.
+
+    Args:
+        pieces: What the queue offers.
+        rules: What it declares.
+        bound: How many attempts there are.
+    """
     times = range(bound - 1)
 
     def cycles(takes: Callable[[int], Script], seconds: float) -> Iterator[Script]:
@@ -653,6 +667,9 @@ def _wearing(**facts: object) -> Skin:
     return skin
 
 
+_like_the_other = _wearing(payload="same")
+
+
 def _elsewhere(program: Program) -> Program:
     stages = tuple(
         tuple(
@@ -668,6 +685,20 @@ def _long_ago(program: Program) -> Program:
     return program._replace(stages=(*in_turn(script("clock", advance(_OLD))), *program.stages))
 
 
+def _joined(program: Program) -> Program:
+    """Another job like it comes, and is claimed, too, where two that wait would be one."""
+    claims = (
+        (n, who)
+        for n, stage in enumerate(program.stages, 1)
+        for who, dos in stage
+        if any("claim" in do.kind for do in dos)
+    )
+    at, who = next(claims, (0, ""))
+    more = in_turn(NEW, script(who, claim())) if who else ()
+    stages = (*program.stages[:at], *more, *program.stages[at:])
+    return _like_the_other(program._replace(stages=stages))
+
+
 def _with_another(program: Program) -> Program:
     return program._replace(jobs=(*program.jobs, *program.reserve[:1]))
 
@@ -677,10 +708,10 @@ def skins(pieces: Pieces) -> list[Skin]:
     takes = pieces.offer.queue.takes("enqueue")
     known: list[tuple[bool, Skin]] = [
         (pieces.routes(), _elsewhere),
-        ("priority" in takes, _wearing(priority=-1)),
-        ("priority" in takes, _wearing(priority=1000)),
-        ("payload" in takes, _wearing(payload="same")),
+        *(("priority" in takes, _wearing(priority=one)) for one in (-1, 1000, *INT4)),
+        ("payload" in takes, _like_the_other),
         ("payload" in takes, _wearing(payload="large")),
+        (pieces.offer.keyed and not pieces.offer.held, _joined),
         (True, _long_ago),
         (True, _with_another),
     ]
