@@ -71,8 +71,9 @@ LANGUAGES: Mapping[str, str] = {".sql": "postgresql", ".py": "python", ".mjs": "
 SEARCH: dict[str, float] = {
     "index": 3,
     "guarantees/": 4,
+    "howto/cluster": 0.5,  # it has a word of everything
     "howto/": 2,
-    "tutorial": 2,
+    "tutorial": 3,
     "about/faq": 2,
 }
 SEARCH |= {"about/contributing": 0.5, "reference/": 0.7, "queues/": 0, "stories/": 0}

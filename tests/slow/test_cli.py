@@ -181,6 +181,7 @@ def test_accepted_breaks_are_written(check: Command, command: Command, tmp_path:
     again = check(file, "--only", "single-claim")
     assert again.code == 0
     assert f"{file}:{line}: single-claim is accepted, and its reason still says TODO" in again.out
+    assert again.out.splitlines()[-1].startswith(f"accepted: {file} (single-claim accepted; ")
     file.write_text(file.read_text().replace('single-claim = "TODO: why"', f'{APART} = "old"'))
     mended = check(file, "--only", f"single-claim,{APART}")
     assert mended.code == 1

@@ -321,4 +321,4 @@ def _tell_breaks(out: Output, target: Queue, card: Card) -> None:
         elif why.startswith("TODO"):
             out.say(f"{where}: {judgement.id} is accepted, and its reason still says TODO")
     if any(judgement.verdict == "accepted" for judgement in card.guarantees):
-        out.say("The stories of accepted breaks stand in the reports: --html, --json.")
+        out.say("Its [breaks] declare what is accepted. To see how that breaks: --html FILE.")

@@ -270,7 +270,10 @@ def print_whole(out: Output, card: Card, note: str = "") -> None:
         card: The verdicts.
         note: What else has come of it.
     """
-    found = (card.verdict, STYLES[card.verdict])
+    accepts = any(one.verdict == "accepted" for one in card.guarantees)
+    # What holds but for its declared breaks is no queue that holds.
+    word = "accepted" if accepts and card.verdict == "holds" else card.verdict
+    found = (word, STYLES[word])
     told = Text.assemble(
         found, f": {card.queue} ({summary(card.guarantees)}; {card.seconds:.0f} s)"
     )
