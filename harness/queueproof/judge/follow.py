@@ -254,8 +254,11 @@ class _JobCheck:
                     continue
                 outcome = step(self.declared, config.job, acts[n])
                 if isinstance(outcome, Breach):
-                    if n == target and (breach is None or outcome is config.job.unsure):
-                        breach = outcome  # of an operation that may have been late: it was
+                    job = config.job
+                    # An operation that may have been late was; so was one beside an enqueue.
+                    surer = breach is None or outcome is job.unsure or job.requeued
+                    if n == target and surer:
+                        breach = outcome
                     continue
                 for job in outcome:
                     following = _Config(job, config.applied | {n})

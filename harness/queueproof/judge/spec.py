@@ -107,8 +107,10 @@ class Job(NamedTuple):
 
     @property
     def requeued(self) -> bool:
-        """Whether such an enqueue has come since the job was claimed."""
-        return bool(self.again and self.holder and self.again.index > self.holder.index)
+        """Whether such an enqueue may have come since the job was claimed."""
+        if self.again is None or self.holder is None:
+            return False
+        return (self.again.returned or FOREVER) > self.holder.invoked
 
     @property
     def exhausted(self) -> bool:
