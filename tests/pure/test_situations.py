@@ -251,6 +251,16 @@ def test_an_enqueue_is_an_act_on_the_job_that_it_may_be_taken_for(*, keyed: bool
     assert keyed == ({"complete", "fail", "heartbeat"} <= met)
 
 
+def test_the_last_holder_is_late_beside_whoever_looks_for_jobs() -> None:
+    """Its lease is over and no attempt is left: nobody takes the job, and may wait for it."""
+    lives = [
+        (program.jobs[0].bound, [do.kind for do in acts(program)][:3])
+        for program in meetings("sound/visibility_timeout.sql")
+        if {actor: kinds[0] for actor, kinds in races(program)} == {"w1": "complete", "w2": "claim"}
+    ]
+    assert (1, ["advance", "claim", "advance"]) in lives
+
+
 def payloads(program: Program) -> set[str]:
     """The kinds of payload that its jobs have."""
     return {job.payload for job in program.specs}

@@ -34,14 +34,14 @@ from queueproof.schedule.programs import (
     script,
     until,
 )
-from queueproof.space.pieces import INT4, Pieces
+from queueproof.space.pieces import HIGHEST, LOWEST, Pieces
 
 STAGES = 60  # of a program: enough for lives of several attempts beside one another
 LARGEST = 300  # jobs, where a number of the SQL asks for so many
 BATCH = 60  # jobs that a claim asks for, at most
 _CHOICES = 4 * STAGES  # of a schedule
 _JOBS = (3, 8, 20, 60)
-_PRIORITIES = (0, 0, 0, 1, -1, -2, 5, 9, 10, 99, 100, 1000, *INT4)
+_PRIORITIES = (0, 0, 0, 1, -1, -2, 5, 9, 10, 99, 100, 1000, LOWEST, HIGHEST)
 _LIMITS = (1, 1, 2, 3, 5, 10)
 _SPANS = (3.1, 31.3, 61.3, HOUR, DAY, 2 * DAY + HOUR, 40 * DAY)
 # What may be taken for one: by their case, by LIKE, by their first 63 bytes. Those that are alike
@@ -105,7 +105,7 @@ class _Drawing:
         self.takes = pieces.offer.queue.takes("enqueue")
         numbers, spans, words = pieces.constants
         near = [near for n in numbers for near in (n - 1, n, n + 1, -n)]
-        self.priorities = [*_PRIORITIES, *(n for n in near if INT4[0] <= n <= INT4[1])]
+        self.priorities = [*_PRIORITIES, *(n for n in near if LOWEST <= n <= HIGHEST)]
         # Two or three workers who meet at a job or two, or some among many jobs.
         duel = self.often(0.5)
         sizes = [*_JOBS, *(n + 1 for n in numbers if 1 < n < LARGEST)]

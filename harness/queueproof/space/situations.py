@@ -45,7 +45,16 @@ from queueproof.schedule.programs import (
     until,
     whole,
 )
-from queueproof.space.pieces import ALIGNED, CLEAN, INT4, MOST_ATTEMPTS, NEW, SETTLE, Pieces
+from queueproof.space.pieces import (
+    ALIGNED,
+    CLEAN,
+    HIGHEST,
+    LOWEST,
+    MOST_ATTEMPTS,
+    NEW,
+    SETTLE,
+    Pieces,
+)
 
 DEPTH = 5  # steps to a situation
 WALK = 3  # steps of what goes on meanwhile
@@ -414,7 +423,7 @@ class Space:
                     joins = self._joins((deed.script, other))
                     apart = self._is_apart(at, deed, walk) and not joins
                     late = apart and self._locks(at, deed, walk)
-                    kind = ("late", *what) if late else (*stands, *what)
+                    kind = ("late", self._is_last(at), *what) if late else (*stands, *what)
                     aside = apart and not late
                     steps = len(walk) + (idle and not joins)
                     yield Known(what, kind, make, self._length(at), aside, steps)
@@ -460,7 +469,8 @@ class Space:
         kinds = {deed.do.kind, *(one.do.kind for one in walk)}
         known = len(walk) == 1 and kinds <= _LOCKING and at.job.phase not in FINISHED
         roles = {self._role(at, one) for one in (deed, *walk)}
-        return known and (deed.actor == walk[0].actor or not {"holder", ""} >= roles)
+        late = at.lease(self.rules.lease) == "lapsed" or not {"holder", ""} >= roles
+        return known and (late or deed.actor == walk[0].actor)
 
     def _replayed(self, at: Situation, deeds: Iterable[Deed]) -> Kind | None:
         """Where it leads when the same is done in another situation; None where it cannot be."""
@@ -703,19 +713,19 @@ def _with_another(program: Program) -> Program:
     return program._replace(jobs=(*program.jobs, *program.reserve[:1]))
 
 
-def skins(pieces: Pieces) -> list[Skin]:
-    """The ways in which a job may be different all along."""
+def skins(pieces: Pieces) -> list[list[Skin]]:
+    """The ways in which a job may be different all along, and of each its forms."""
     takes = pieces.offer.queue.takes("enqueue")
-    known: list[tuple[bool, Skin]] = [
-        (pieces.routes(), _elsewhere),
-        *(("priority" in takes, _wearing(priority=one)) for one in (-1, 1000, *INT4)),
-        ("payload" in takes, _like_the_other),
-        ("payload" in takes, _wearing(payload="large")),
-        (pieces.offer.keyed and not pieces.offer.held, _joined),
-        (True, _long_ago),
-        (True, _with_another),
+    known: list[tuple[bool, list[Skin]]] = [
+        (pieces.routes(), [_elsewhere]),
+        ("priority" in takes, [_wearing(priority=one) for one in (-1, 1000, LOWEST, HIGHEST)]),
+        ("payload" in takes, [_like_the_other]),
+        ("payload" in takes, [_wearing(payload="large")]),
+        (pieces.offer.keyed and not pieces.offer.held, [_joined]),
+        (True, [_long_ago]),
+        (True, [_with_another]),
     ]
-    return [skin for offered, skin in known if offered]
+    return [forms for offered, forms in known if offered]
 
 
 def ordered(
@@ -759,4 +769,4 @@ def worn(known: Iterable[Known], pieces: Pieces, seed: int) -> Iterator[Program]
     rng = random.Random(seed)  # noqa: S311 - a reproducible order, not a secret
     offered = skins(pieces)
     for one in known:
-        yield rng.choice(offered)(one.make()) if rng.random() < WORN else one.make()
+        yield rng.choice(rng.choice(offered))(one.make()) if rng.random() < WORN else one.make()
