@@ -64,7 +64,7 @@ class Chart(NamedTuple):
 
 
 def charts(report: BenchReport) -> list[Chart]:
-    """What there are figures for."""
+    """The subjects of the figures."""
     possible, batch, convoy = throughput(report)
     cost = (_open_loop(report), _latency(report), _endurance(report), _counters(report))
     found = (possible, batch, _by("workers", report), convoy, *cost)

@@ -77,7 +77,7 @@ class Condition:
         return cls(text, name, found["how"], factor, _read(path) if path else None, path)
 
     def judge(self, entries: Sequence[Series]) -> list[str]:
-        """Where it is true of what was counted now: a sentence for each queue and batch size.
+        """A sentence for each queue and batch size of whose counts it is true.
 
         Raises:
             BenchError: Nothing was counted that it could be asked of, or the baseline lacks it.

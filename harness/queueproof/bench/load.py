@@ -91,7 +91,7 @@ def why_not(queue: Loaded, shape: Shape) -> str | None:
 
 
 def completes_many(queue: Loaded, batch: int) -> bool:
-    """Whether all that a claim got is completed at once."""
+    """True when all that a claim got is completed at once."""
     return "complete_many" in queue.offers and (batch > 1 or "complete" not in queue.offers)
 
 
@@ -138,7 +138,7 @@ def _arrays(fields: list[Field]) -> dict[str, int]:
 
 
 def _place(block: Block, fields: list[Field], name: str) -> int:
-    """Where a block's answer has a column."""
+    """The place of a column in a block's answer."""
     for field in fields:
         if field.name == name:
             return field.place

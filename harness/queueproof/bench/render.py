@@ -245,7 +245,7 @@ class Section(NamedTuple):
 
 
 def section(written: str, name: str) -> Section:
-    """What a page shows of a benchmark, from what `to_json` wrote, and its file's name.
+    """The contents of a benchmark's page, from what `to_json` wrote, and its file's name.
 
     Raises:
         BenchError: It is something else, or an extra that draws is not installed.

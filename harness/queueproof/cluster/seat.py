@@ -59,7 +59,7 @@ class Seat:
 
 
 def _done(given: bytes, unit: bytes) -> bytes:
-    """What was found or raised, as cloudpickle has it: a worker has no module of the queue's."""
+    """Findings or an error, as cloudpickle has them: a worker has no module of the queue's."""
     found: Done | Exception
     try:
         found = done_here(given, pickle.loads(unit))  # noqa: S301 - the client's

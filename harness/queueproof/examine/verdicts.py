@@ -184,7 +184,7 @@ def _told(findings: Findings, name: str, found: Found, reason: str, **data: obje
 
 
 def _place(findings: Findings, found: Found) -> Place | None:
-    """Where the last statement of a story's workers stands; a probe measures a whole block.
+    """The place of the last statement of a story's workers; a probe measures a whole block.
 
     The drainer shows what has become of the jobs, unless it is refused itself.
     """

@@ -107,7 +107,7 @@ class Job(NamedTuple):
 
     @property
     def requeued(self) -> bool:
-        """Whether such an enqueue may have come since the job was claimed."""
+        """True when such an enqueue may have come since the job was claimed."""
         if self.again is None or self.holder is None:
             return False
         return (self.again.returned or FOREVER) > self.holder.invoked
