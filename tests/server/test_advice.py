@@ -10,15 +10,21 @@ import pytest
 
 from queueproof.advice.reading import Draft
 from queueproof.advice.remedies import in_own_names
-from queueproof.advice.search import advise
+from queueproof.advice.search import _acting, advise
 from queueproof.cli import run
 from queueproof.examine.check import check_queue
 from queueproof.guarantees.catalogue import select
+from queueproof.judge.checker import declare
 from queueproof.postgres import Server
 from queueproof.queues.sqlfile import load
 from queueproof.report.terminal import Output
 from queueproof.run.open import open_lab
+from queueproof.run.runner import Runner
+from queueproof.schedule.programs import JobSpec
+from queueproof.search.shrink import find
+from tests.fix_labs import LabOf, offered
 from tests.fix_places import BROKEN, DOUBLE_CLAIM, reference
+from tests.fix_plays import play
 from tests.fix_queues import queue_file
 
 CAMEL = queue_file(
@@ -212,3 +218,12 @@ def test_advice_that_fails_costs_nothing_of_the_verdict(
     assert judged["story"]
     assert judged["remedy"]
     assert not Path("card.html").exists()
+
+
+def test_of_a_wait_the_operation_that_waits_is_mended(lab_of: LabOf) -> None:
+    """Whoever lets it wait does what he may: a form of his that ends the story is no cure."""
+    lab = lab_of(BROKEN / "non_blocking_takeover.sql")
+    late = play("w1 claims; +lease; w1 fails | w2 claims", [JobSpec(bound=1)])
+    failure = find(Runner(lab), declare(offered(lab)), late, "non-blocking", budget=20)
+    assert failure is not None
+    assert {"claim"} == _acting(failure)

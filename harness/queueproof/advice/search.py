@@ -614,7 +614,14 @@ def _life(pieces: Pieces) -> Program:
 
 
 def _acting(failure: Failure) -> frozenset[str]:
-    return frozenset(beat.step.block for beat in failure.run.trace if beat.step is not None)
+    """The blocks that take part in a breach; of a wait, the one that waits and should pass by."""
+    broken = failure.violation
+    waits = broken.guarantee == "non-blocking"
+    return frozenset(
+        beat.step.block
+        for beat in failure.run.trace
+        if beat.step is not None and (not waits or beat.call == broken.call)
+    )
 
 
 # --- the diff -----------------------------------------------------------------------------------
