@@ -74,13 +74,14 @@ def assert_found(card: Card) -> None:
 def by_their_guarantee(
     request: pytest.FixtureRequest, strategy: Callable[[str], Queue], examiner: Examiner
 ) -> dict[str, Callable[[], Card]]:
-    """The card of each file, of the guarantee that it names."""
+    """The card of each file, of the guarantee that it names, until that breaks."""
     names = collected(request, test_a_defect_is_found, test_every_defect_is_found)
     cards = {
         name: examiner.submit(
             strategy(f"broken/{name}"),
             [DEFECTS[name]],
             None if examiner.thorough or DEFECTS[name] in CLOSER else "glance",
+            fail_fast=True,
         )
         for name in names
     }

@@ -288,7 +288,12 @@ class Examiner:
             }
 
     def submit(
-        self, queue: Queue, guarantees: Iterable[str] | None = None, profile: str | None = None
+        self,
+        queue: Queue,
+        guarantees: Iterable[str] | None = None,
+        profile: str | None = None,
+        *,
+        fail_fast: bool = False,
     ) -> Callable[[], Card]:
         """Begin to judge a queue beside others; call what is returned for the card.
 
@@ -298,8 +303,9 @@ class Examiner:
             queue: Which.
             guarantees: By which; None for all.
             profile: How thoroughly; None as this run.
+            fail_fast: Whether to end at the first break.
         """
-        judge = self._judge(queue, guarantees, profile)
+        judge = partial(self._judge(queue, guarantees, profile), fail_fast=fail_fast)
         future = None if _is_worker(self._config) else self._pool.submit(judge)
         self._submitted += [future] if future else []
 

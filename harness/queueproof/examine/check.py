@@ -107,6 +107,7 @@ def judge(
     profile: str,
     required: Iterable[str] = (),
     jobs: int = 1,
+    fail_fast: bool = False,
 ) -> Card:
     """The card of a queue; to be called in one of the processes.
 
@@ -118,10 +119,18 @@ def judge(
         profile: The same.
         required: The same.
         jobs: The same.
+        fail_fast: The same.
     """
     with open_lab(queue, server or lent_server()) as lab:
-        wanted = select(guarantees)
-        return check_queue(lab, wanted, seed=seed, profile=profile, required=required, jobs=jobs)
+        return check_queue(
+            lab,
+            select(guarantees),
+            seed=seed,
+            profile=profile,
+            required=required,
+            jobs=jobs,
+            fail_fast=fail_fast,
+        )
 
 
 def first_flaw(

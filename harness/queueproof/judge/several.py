@@ -141,7 +141,7 @@ class Errors(Watcher):
         self._holds, self._alone = holds, alone
         self._met: dict[tuple[Ref, str], Violation] = {}  # by the operation that met an error
         self._claims = Counter[str]()  # of a job
-        self._failed = 0  # the latest attempt that a fail was seen to end
+        self._failed = 1  # the latest attempt that a fail was seen to end: calibration saw one
         self._over = False
 
     def see(self, call: Call) -> None:
@@ -154,8 +154,7 @@ class Errors(Watcher):
                 self._failed = max(self._failed, self._claims[ref.job])
             elif call.answer == "accepted":
                 self._claims.pop(ref.job, None)
-            for kind in ("complete", "complete_many", "fail", "heartbeat"):
-                self._met.pop((ref, kind), None)
+            self._met.pop((ref, "fail" if call.kind == "fail" else "complete"), None)
 
     def settle(self, call: Call) -> None:
         """An attempt begins, a heartbeat succeeds, or an error that nobody met is looked at."""
@@ -186,7 +185,7 @@ class Errors(Watcher):
         )
         for ref in named:
             found = Violation("live-lease", because, ref.job, call.index)
-            self._met.setdefault((ref, call.kind), found)
+            self._met.setdefault((ref, call.kind.removesuffix("_many")), found)
 
     def end(self) -> None:
         """What never succeeded later counts, once for each call."""
