@@ -17,7 +17,7 @@ from queueproof.space.crowds import numbered
 from queueproof.space.pieces import Pieces
 from queueproof.space.situations import BATCH, OFTEN, Known, Space, ordered, spaces
 from queueproof.space.suites import Suite
-from tests.fix_places import SKIP_LOCKED, STRATEGIES
+from tests.fix_places import SKIP_LOCKED, STRATEGIES, reference
 
 FIRST, ALL = 200, 400
 PAUSE = 3600.0  # seconds; what settles is shorter, and a wait longer
@@ -81,9 +81,14 @@ def test_all_that_a_queue_offers_is_tried(name: str) -> None:
     assert wanted <= {kind for one in meetings(name) for _, kinds in races(one) for kind in kinds}
 
 
-def test_a_late_worker_meets_its_jobs_next_life() -> None:
-    """A completion takes long: its lease is over, the job is taken back, and somebody has it."""
-    met = [zip(*races(one), strict=True) for one in meetings("skip_locked.sql")]
+@pytest.mark.parametrize("told", ["-- max_attempts = 3\n", ""])
+def test_a_late_worker_meets_its_jobs_next_life(told: str) -> None:
+    """A completion takes long: its lease is over, the job is taken back, and somebody has it.
+
+    So where no attempts are promised, and a recovery might end the job as well.
+    """
+    queue = load_text(reference("-- max_attempts = 3\n", told), "q.sql")
+    met = [zip(*races(one), strict=True) for one in Suite(Offer(queue, held=False)).meetings(FIRST)]
     late = [actors for actors, acts in met if acts == (["complete"], ["recover", "claim"])]
     assert late
     assert all(one != other for one, other in late)

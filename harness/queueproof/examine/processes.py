@@ -7,7 +7,7 @@ import pickle
 import signal
 import time
 from collections.abc import Iterator
-from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures import Future, InvalidStateError, ProcessPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from multiprocessing import active_children, get_context, parent_process
 from multiprocessing.util import Finalize
@@ -66,6 +66,14 @@ def processes(
         _wait_for_all()
 
 
+class _Asked(Future[Any]):
+    def set_exception(self, exception: BaseException | None) -> None:
+        # Until Python 3.12 a pool of which a process is killed tells those that were cancelled,
+        # too, dies of their refusal, and tells no other.
+        with suppress(InvalidStateError):
+            super().set_exception(exception)
+
+
 class Processes(ProcessPoolExecutor):
     """Processes that begin in order whenever a signal comes.
 
@@ -92,7 +100,9 @@ class Processes(ProcessPoolExecutor):
             **kwargs: The same.
         """
         with in_one_piece():
-            return super().submit(*args, **kwargs)
+            future = super().submit(*args, **kwargs)
+        future.__class__ = _Asked
+        return future
 
     def kill(self) -> None:
         """End them at once, whatever they are at: what they began goes with them."""

@@ -7,6 +7,7 @@ import re
 import textwrap
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from datetime import timedelta
 from functools import lru_cache
 from types import MappingProxyType
@@ -280,13 +281,17 @@ class LibpqSession(Session):
         self._ahead += statements
 
     def _sync(self) -> None:
-        if self.pgconn.status != pq.ConnStatus.OK:  # libpq has left the pipeline, and would say so
-            raise ConnectionLostError(
-                f"the server closed the connection of {self.name}: "
-                f"{self.pgconn.get_error_message().strip() or 'no reason given'}"
-            )
-        self.pgconn.pipeline_sync()
-        self._syncs += 1
+        # Where it fails, however, psycopg says that there is no pipeline.
+        with suppress(OperationalError):
+            if not self.closed:
+                self.pgconn.pipeline_sync()
+                self._syncs += 1
+                return
+        raise self._lost()
+
+    def _lost(self) -> ConnectionLostError:
+        reason = self.pgconn.get_error_message().strip() or "no reason given"
+        return ConnectionLostError(f"the server closed the connection of {self.name}: {reason}")
 
     def _send(self, step: Step) -> None:
         self.names_settings = self.names_settings or _names_setting(step.sql)
@@ -419,11 +424,8 @@ class LibpqSession(Session):
         answer, self._answer = self._answer, None
         if answer is not None and answer.status not in _FATAL:
             self._untold.clear()
-        if answer is None or self.pgconn.status != pq.ConnStatus.OK:
-            raise ConnectionLostError(
-                f"the server closed the connection of {self.name}: "
-                f"{self.pgconn.get_error_message().strip() or 'no reason given'}"
-            )
+        if answer is None or self.closed:
+            raise self._lost()
         return self._read(answer)
 
     def _read(self, answer: PGresult) -> Result:

@@ -370,8 +370,10 @@ class Space:
         outcome = step(self.rules, at.job, Act(self._call(at, "recover", "reaper"), "recover"))
         if isinstance(outcome, Breach) or not self._is_lost(at):
             return {}
+        # Where no attempts are promised it may end any job, and at best puts it back.
+        job = outcome[-1 if self._is_last(at) else 0]
         lined = "promote" not in self.pieces.offers
-        return {"job": outcome[-1], "ends": (*at.ends, "recover"), "lined": lined}
+        return {"job": job, "ends": (*at.ends, "recover"), "lined": lined}
 
     # --- programs -------------------------------------------------------------------------------
 
