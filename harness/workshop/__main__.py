@@ -125,9 +125,10 @@ def _beside(report: BenchReport) -> list[str]:
     first, waiting = known.get((REFERENCE, held)), known.get((CONVOY[1], held))
     if first and waiting:
         told.append(
-            f"**Plain FOR UPDATE makes the workers wait in line.** With 16 workers and transactions of"
-            f" {held.held('')}, {REFERENCE} does {numbers.median(first.ratios(waiting))} times the"
-            f" jobs/s of {waiting.queue}, which breaks [`non-blocking`]({GUARANTEES}#non-blocking)."
+            "**Plain FOR UPDATE makes the workers wait in line.** With 16 workers and transactions"
+            f" of {held.held('')}, {REFERENCE} does {numbers.median(first.ratios(waiting))} times"
+            f" the jobs/s of {waiting.queue}, which breaks"
+            f" [`non-blocking`]({GUARANTEES}#non-blocking)."
         )
     libraries = [known[queue, at] for queue, at in known if at == shape and LIBRARY in queue]
     base = known.get((REFERENCE, shape))
