@@ -194,7 +194,7 @@ GUARANTEES = (
         asks="complete, complete_many or fail",
         needs=finishing,
         acknowledged=True,
-        lacking="sweeps over a finished job",
+        lacking="operations that left a finished job alone",
     ),
     Guarantee(
         id="no-lost-job",
