@@ -24,7 +24,7 @@ class Ran(NamedTuple):
 
 
 Command = Callable[..., Ran]
-STILL_AT_IT = re.compile(r"^queueproof: after [\d.]+ s: .*\n", re.MULTILINE)
+STILL_AT_IT = re.compile(r"^queueproof: (?:broken )?after [\d.]+ s: .*\n", re.MULTILINE)
 
 
 def without_progress(err: str) -> str:

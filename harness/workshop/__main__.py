@@ -11,7 +11,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from queueproof.bench import render
+from queueproof.bench import numbers, render
 from queueproof.bench.bench import Group, Setting, measure
 from queueproof.bench.figures import BenchReport, Series
 from queueproof.bench.load import Loaded, refuse
@@ -22,29 +22,31 @@ from scenarios.matrix import NAMES, PROGRAMS, strategy
 
 REFERENCE = "skip_locked"
 LIMIT = "at_most_once"
+LIBRARY = " (library)"  # behind the name of a real queue
 FASTEST = (REFERENCE, "lease_table", "lease_batch", LIMIT)
 ROUNDS, SECONDS = 3, 0.5  # for a run of ten minutes
 CONVOY = (REFERENCE, "for_update", "nowait")
 HOLD = 0.005  # seconds
 REMARKS = (
+    "Procrastinate claims one job at a time, so larger batches do not help it.",
     (
-        "Libraries run through their own code, in Python or Node, and do more for a job; strategies"
-        " run as SQL through the harness. So a library's figure also has its driver's and process's"
-        " time in it."
+        "skip_locked does less with more workers and large batches: each claim reads the index from"
+        " its front, past all jobs that others hold. [The FAQ](../docs/about/faq.md) has the counts"
+        " and a remedy."
     ),
     (
-        "skip_locked does less with more workers and large batches, on two cores: each claim "
-        "reads the index from its front, past the jobs that others hold or have just claimed, and"
-        " tries the lock of each. [The FAQ](../docs/about/faq.md) counts them, and says what to "
-        "do about it."
-    ),
-    (
-        "lease_batch and lease_table have `complete_and_claim`: one statement completes a batch and"
-        " claims the next one. The other strategies send two. That saves a round trip for each"
-        " batch, which counts most where a batch is one job."
+        "lease_batch and lease_table complete a batch and claim the next one in one statement"
+        " (`complete_and_claim`). The other strategies send two statements."
     ),
 )
 """Why the figures are what they are, which figures cannot say."""
+GUARANTEES = "../harness/queueproof/guarantees"
+LINKS = (
+    "Every number of this run, with latencies, counters and the method:"
+    " [all figures](throughput-figures.md). Which of these queues is correct:"
+    " [Conformance](conformance.md). How to measure your own:"
+    " [Measure a queue](../docs/howto/bench.md)."
+)
 
 
 def plan(queues: dict[str, Loaded], others: Sequence[Loaded] = (), *, quick: bool) -> list[Group]:
@@ -109,20 +111,63 @@ def named(report: BenchReport) -> BenchReport:
 
     def name(one: Series) -> str:
         known = NAMES.get(one.queue, NAMES.get(one.queue.removesuffix("_worker"), one.queue))
-        return f"{known} (library)" if any(run.message for run in one.runs) else one.queue
+        return f"{known}{LIBRARY}" if any(run.message for run in one.runs) else one.queue
 
     entries = [replace(one, queue=name(one)) for one in report.entries]
     return BenchReport(report.method, entries)
 
 
+def _beside(report: BenchReport) -> list[str]:
+    """Sentences on the convoy and on libraries, each beside the reference."""
+    known = {(one.queue, one.shape): one for one in report.entries if one.runs}
+    shape, held = Shape(1, 4), Shape(1, 16, HOLD)
+    told = []
+    first, waiting = known.get((REFERENCE, held)), known.get((CONVOY[1], held))
+    if first and waiting:
+        told.append(
+            "**Plain FOR UPDATE makes the workers wait in line.** With 16 workers and transactions"
+            f" of {held.held('')}, {REFERENCE} does {numbers.median(first.ratios(waiting))} times"
+            f" the jobs/s of {waiting.queue}, which breaks"
+            f" [`non-blocking`]({GUARANTEES}#non-blocking)."
+        )
+    libraries = [known[queue, at] for queue, at in known if at == shape and LIBRARY in queue]
+    base = known.get((REFERENCE, shape))
+    if base and libraries:
+        each = (
+            f"{one.queue.removesuffix(LIBRARY)} {numbers.median(one.ratios(base))}"
+            for one in sorted(libraries, key=lambda one: -one.rate)
+        )
+        told.append(
+            f"**Libraries**, with 4 workers in batches of 1, as a multiple of {REFERENCE}:"
+            f" {', '.join(each)}. A library does more for each job, and its figure includes its"
+            " driver and its process. The strategies run as plain SQL."
+        )
+    return told
+
+
+def _linked(table: str) -> str:
+    """Tables whose queues lead to their files."""
+    places = {
+        NAMES[name.removeprefix("peers/")] + LIBRARY: f"peers/{one.file}"
+        for name, one in PROGRAMS.items()
+    }
+    places |= {name: f"{name}.sql" for name in strategies() if name != LIMIT}
+    for name, place in places.items():
+        table = table.replace(f"| {name} |", f"| [{name}](../strategies/{place}) |")
+    return table
+
+
 def pages(report: BenchReport) -> dict[str, str]:
     """The page that answers, and the one with all the other figures, by their names."""
     report = named(report)
-    whole = render.markdown(report, "throughput.svg", REMARKS)
+    whole = render.markdown(report, "throughput.svg", _beside(report))
     answers, mark, others = whole.partition("## Claim latency")
-    more = "Latencies, counters and the method: [all figures](throughput-figures.md).\n"
+    why = "\n".join(f"- {remark}" for remark in REMARKS)
     first = "# Throughput: all figures\n\nWhat they come to: [Throughput](throughput.md).\n\n"
-    return {"throughput.md": answers + more, "throughput-figures.md": first + mark + others}
+    return {
+        "throughput.md": f"{_linked(answers)}## Why\n\n{why}\n\n{LINKS}\n",
+        "throughput-figures.md": first + mark + others,
+    }
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -116,16 +116,6 @@ class Row:
         """The guarantees that it breaks, but for what its own file declares."""
         return [id_ for id_, verdict in self.verdicts.items() if verdict == "broken"]
 
-    def breaks(self) -> str:
-        """What it breaks, and what of that its project says itself."""
-        told = []
-        for id_, verdict in self.verdicts.items():
-            if verdict in {"broken", "accepted"}:
-                remark = self._remark(id_)
-                said = remark is not None and remark.documented in {"by design", "reported"}
-                told.append(f"`{id_}`{' (documented)' if said else ''}")
-        return ", ".join(told) or "nothing"
-
     def mark(self, guarantee: str) -> str:
         """The cell of a guarantee; empty where it was not asked for."""
         if guarantee not in self.verdicts:
@@ -154,6 +144,11 @@ class Row:
         """Each guarantee that needs a word, or has one."""
         known = ((id_, self._remark(id_), verdict) for id_, verdict in self.verdicts.items())
         return [(id_, remark) for id_, remark, verdict in known if remark or verdict in UNEXPLAINED]
+
+    def steps(self, guarantee: str) -> str:
+        """A link to a story beside the guarantee, if there is one, on the site."""
+        link = self.links.get(guarantee)
+        return f"<!-- · [steps]({link})-->" if link else ""
 
     def story(self, guarantee: str) -> str:
         """A link to a story, in its own words."""

@@ -70,11 +70,12 @@ LANGUAGES: Mapping[str, str] = {".sql": "postgresql", ".py": "python", ".mjs": "
 
 SEARCH: dict[str, float] = {
     "index": 3,
+    "guarantees/index": 1,  # each guarantee has a page of its own
     "guarantees/": 4,
     "howto/cluster": 0.5,  # it has a word of everything
     "howto/": 2,
     "tutorial": 3,
-    "about/faq": 2,
+    "about/faq": 4,
 }
 SEARCH |= {"about/contributing": 0.5, "reference/": 0.7, "queues/": 0, "stories/": 0}
 """What a hit on a page counts for in the search, by how its place begins; 0: it is left out."""

@@ -107,7 +107,8 @@ def test_the_line_is_told(
     path.write_text(text)
     told = advised(server, path, guarantee)[guarantee]
     assert advice in told
-    assert "With that this story does not happen. `queueproof mend` checks the rest." in told
+    assert "With this change at q.sql:" in told
+    assert "the break does not happen again. `queueproof mend` checks everything else." in told
 
 
 def test_what_an_author_wrote_stays(server: Server) -> None:

@@ -225,7 +225,7 @@ def test_an_error_that_comes_without_the_conditions_is_named(lab_of: LabOf) -> N
     (judgement,) = glance(lab_of(REFUSED), "isolation").guarantees
     assert judgement.verdict == "inconclusive"
     assert judgement.reason == "error 55P03 occurs without it too"
-    assert "times ERROR 55P03, to be retried" not in judgement.evidence
+    assert "retryable errors (55P03)" not in judgement.evidence
 
 
 def test_priority_alone_says_nothing_of_equals(lab_of: LabOf) -> None:

@@ -246,8 +246,8 @@ def test_what_another_breach_explains_is_not_broken_as_well(
     (broken,) = (one for one in card.guarantees if one.verdict == "broken")
     assert broken.id == cause
     assert words in broken.reason
-    doubted = [one.reason for one in card.guarantees if "a consequence of" in one.reason]
-    assert all(f"a consequence of the breach of {cause}" in reason for reason in doubted)
+    doubted = [one.reason for one in card.guarantees if "follows from" in one.reason]
+    assert all(f"follows from the break of {cause}" in reason for reason in doubted)
     assert bool(doubted) is seen
 
 

@@ -274,10 +274,11 @@ def said(before: str, fix: Fix, name: str) -> str:
         first = first or at + (upto > at)
         lines += [f" {line}" for line in old[at - 1 : at] if upto == at]
         lines += [f"-{line}" for line in old[at:upto]] + [f"+{line}" for line in new[begin:end]]
-    what = fix.what + (f" ({name}:{first})" if name else "")
     few = len(lines) <= SHORT
     shown = "\n".join([".", "", "```diff", *lines, "```", "", ""]) if few else ". "
-    return f"{what}{shown}With that this story does not happen. `queueproof mend` checks the rest."
+    place = f" at {name}:{first}" if name else ""
+    told = f"With this change{place} the break does not happen again."
+    return f"{fix.what}{shown}{told} `queueproof mend` checks everything else."
 
 
 def ranked(draft: Draft, guarantee: str, blocks: Collection[str]) -> list[tuple[Fix, bool]]:

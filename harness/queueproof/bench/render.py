@@ -81,7 +81,8 @@ def environment(report: BenchReport) -> str:
     settings = (f"{name} {method['settings'][name]}" for name in SAID if name in method["settings"])
     parts = [method["server"], *settings, f"{method['cores']} cores"]
     parts += [f"{method['rounds']} rounds"] if method.get("rounds") else []
-    return f"{', '.join(parts)}, {method['date'][:10]}. Compare ratios, not figures."
+    measured = f"Measured on {', '.join(parts)}, {method['date'][:10]}."
+    return f"{measured} Another machine has other figures: compare the ratios."
 
 
 def answers(report: BenchReport) -> list[str]:
@@ -175,17 +176,24 @@ def _most(report: BenchReport) -> list[str]:
         for e in entries
         if e.queue != first and e.shape in bases
     ]
-    workers = numbers.workers(entries[0].shape.workers)
-    beside = f" With {workers} it does {', '.join(times)}." if times else ""
+    limit = report.method["limit"]
+    alike = "".join(
+        f" In batches of {one.shape.batch}, {other.queue} does about the same."
+        for one in entries
+        for other in report.entries
+        if other.queue not in {one.queue, limit} and other.shape == one.shape
+        if other.runs and _overlap(one, other)
+    )
+    beside = f": {', '.join(times)}." if times else "."
     beside = beside.replace(" times ", f" times the jobs/s of {first} ", 1)
     reached = sorted(statistics.median(share) for _, share in best)
     low, high = (f"{round(100 * one)}" for one in (reached[0], reached[-1]))
     return [
         (
-            f"**{entries[0].queue} is the fastest queue that keeps its jobs.**{beside} That is"
-            f" {low if low == high else f'{low} to {high}'} % of the upper bound:"
-            f" {report.method['limit']} deletes a job when it is claimed, and so loses the jobs of"
-            " a worker that dies."
+            f"**With {numbers.workers(entries[0].shape.workers)}, {entries[0].queue} is the fastest"
+            f" queue that keeps its jobs**{beside}{alike} {entries[0].queue} reaches"
+            f" {low if low == high else f'{low} to {high}'} % of the upper bound, {limit}. That one"
+            " deletes a job when it is claimed: when a worker dies, its jobs are lost."
         )
     ]
 
@@ -201,12 +209,13 @@ def notes(report: BenchReport) -> list[str]:
     return [f"{q}, batches of {', '.join(at)}: {why}." for (q, why), at in reasons.items()]
 
 
-def markdown(report: BenchReport, chart: str | None = None, remarks: Sequence[str] = ()) -> str:
-    """The report as a Markdown page, with a chart's address and remarks on these queues."""
-    parts = ["# Throughput: claim to completion", environment(report)]
-    parts += [*(comparison(report) or answers(report)), *remarks]
+def markdown(report: BenchReport, chart: str | None = None, more: Sequence[str] = ()) -> str:
+    """The report as a Markdown page, with a chart's address and more answers on these queues."""
+    parts = ["# Throughput: claim to completion"]
+    parts += [*(comparison(report) or answers(report)), *more]
     if chart:
         parts.append(f"![Jobs per second by batch size, workers and strategy]({chart})")
+    parts.append(environment(report))
     if missing := notes(report):
         parts.append(f"Not measured ({NOTHING} in the tables):")
         parts.append("\n".join(f"- {reason}" for reason in missing))

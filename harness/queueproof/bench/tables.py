@@ -60,12 +60,13 @@ def tables(report: BenchReport) -> list[TitledTable]:
         (numbers.workers(workers), [e for e in matrix if e.shape.workers == workers])
         for workers in sorted({e.shape.workers for e in matrix})
     ]
+    parts.sort(key=lambda part: -len(part[1]))  # the load that most queues have had comes first
     # An open loop has a table of its own.
     closed = [part for part in parts if not any(_having(part[1], lambda run: run.histogram))]
     found = [
-        _possible(report),
         *(_throughput(*part, first) for part in parts),
         _comparison(both, first),
+        _possible(report),
         *(_latency(*part) for part in closed),
         _open_loop(entries, report.method.get("pace", {}).get("rate", 0.0)),
         _endurance(entries),
@@ -113,8 +114,7 @@ def _possible(report: BenchReport) -> TitledTable:
     return _by_batch(
         f"Share of the upper bound, {numbers.workers(shares[0][0].shape.workers if shares else 0)}",
         [(entry, numbers.with_spread(share)) for entry, share in shares],
-        f"{limit} = 1. It deletes a job when it is claimed, and so loses the jobs of a worker that"
-        " dies. No queue that keeps its jobs does more.",
+        f"The upper bound is {limit} = 1: no queue that keeps its jobs does more.",
     )
 
 
@@ -157,10 +157,9 @@ def _comparison(entries: Sequence[Series], base: str) -> TitledTable:
         "The convoy: waiting for locks, with and without a held transaction",
         ("workers", "batch", "hold", "strategy", "jobs/s", f"relative to {base}", "waiting"),
         rows,
-        "hold: how long a claim's transaction is kept open before its COMMIT, as by an ORM or a"
-        f" worker that does something else in it. 0.5x: half of what {base} does, round by round;"
-        " in brackets the least and the most. waiting: share of samples in which a worker's backend"
-        " waited for a lock.",
+        "hold: how long a claim's transaction stays open before its COMMIT, as with an ORM."
+        f" 0.5x: half of what {base} does; in brackets the least and the most of the rounds."
+        " waiting: share of samples in which a worker's backend waited for a lock.",
     )
 
 

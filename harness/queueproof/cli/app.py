@@ -31,6 +31,7 @@ from queueproof.errors import Exit
 app = typer.Typer(
     rich_markup_mode="markdown",
     context_settings={"help_option_names": ["-h", "--help"]},
+    epilog="`queueproof COMMAND --help` shows the options of a command, with examples.",
 )
 
 
@@ -57,8 +58,8 @@ queueproof finds race conditions in PostgreSQL job queues,
 and shows the exact steps.
 
   queueproof init jobs.sql --from-schema schema.sql  propose a queue file
-  queueproof check jobs.sql --profile quick          judge it
-  queueproof explain fencing                         what it means, and a fix
+  queueproof check jobs.sql --profile quick          find what it breaks
+  queueproof explain fencing                         a guarantee, and a fix
 
 All commands: queueproof --help"""
 
@@ -82,7 +83,7 @@ def _options(
 _GROUPS: Mapping[str, Mapping[str, Callable[..., int | None]]] = {
     "Begin": {"init": init, "check": check},
     "Understand a verdict": {"explain": explain, "replay": replay, "show": show},
-    "Fix, and keep it so": {"watch": watch, **GOING_ON},
+    "Fix, and keep it fixed": {"watch": watch, **GOING_ON},
     "Measure and report": {"bench": bench, "report": report},
     "Look up": {"guarantees": guarantees, "doctor": doctor, "schema": schema, "help": tell},
 }

@@ -49,7 +49,7 @@ def check(
     annotate: opt.AnnotateFor = None,
     debug: opt.Traceback = False,
 ) -> int:
-    """Judge a queue by its guarantees.
+    """Find out which guarantees a queue breaks, and how.
 
     Exits 0 when every guarantee holds or is accepted, 1 when one is broken, 2 when none is broken
     but one is inconclusive, 4 when the queue, the server or an option cannot be used.

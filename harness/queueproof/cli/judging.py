@@ -163,6 +163,9 @@ def judged(asked: CheckOptions, beyond: Beyond | None = None) -> int:
     with beside_the_verdict("what else there is to say of the file"):
         _tell_breaks(out, target, card)
     reports.annotate(out, card)
+    if go_on is None and card.verdict == "holds" and asked.profile is ProfileName.quick:
+        further = shlex.join(["check" if word == "replay" else word for word in command])
+        out.say(f"Profile quick is the smallest check. Check more:  {further} --profile default")
     print_whole(out, card, came_of_it)
     reports.write(card, shlex.join(command))
     return card.exit_code
@@ -185,7 +188,8 @@ def _telling(queue: Queue) -> Iterator[Callable[[str, str], None]]:
             # The story will be another run's, whose workers have other numbers.
             names = dict(zip(dict.fromkeys(_WORKER.findall(because)), _NAMELESS, strict=False))
             what = _WORKER.sub(lambda found: names.get(found[0], found[0]), because)
-            say(f"after {time.monotonic() - began:.1f} s: {guarantee}: {what}", Exit.BROKEN)
+            took = f"{time.monotonic() - began:.1f} s"
+            say(f"broken after {took}: {guarantee}: {what}", Exit.BROKEN)
 
     try:
         yield told

@@ -39,7 +39,7 @@ def _option(panel: str | None, told: str, *names: str, **more: Any) -> object:  
 
 Only: TypeAlias = Annotated[
     list[str] | None,
-    _option(ASKED, "Judge these alone; see `queueproof guarantees`.", metavar="ID,..."),
+    _option(ASKED, "Judge these alone. `queueproof guarantees` lists them.", metavar="ID,..."),
 ]
 Skip: TypeAlias = Annotated[
     list[str] | None, _option(ASKED, "Judge all but these.", metavar="ID,...")
@@ -52,13 +52,14 @@ _WITH = (
 )
 With: TypeAlias = Annotated[str | None, _option(ASKED, _WITH, "--with", metavar="FILE")]
 _PROFILE = (
-    "How thoroughly to check. For an SQL file, on two idle cores, quick takes 10 to 20 s, default"
-    " half a minute to two minutes, deep many minutes. A worker program takes three to six times"
-    " that, a busy machine up to three times."
+    "How thoroughly to check. An SQL file takes, on two idle cores, 10 to 20 s (quick), half a"
+    " minute to two minutes (default), or many minutes (deep). A worker program takes three to six"
+    " times as long, a busy machine up to three times. Without this option: the profile named"
+    " default; for watch, mend and mutate, quick."
 )
-Profile: TypeAlias = Annotated[ProfileName, _option(HOW, _PROFILE)]
+Profile: TypeAlias = Annotated[ProfileName, _option(HOW, _PROFILE, show_default=False)]
 ProfileOrProjects: TypeAlias = Annotated[
-    ProfileName | None, _option(HOW, _PROFILE, show_default="default")
+    ProfileName | None, _option(HOW, _PROFILE, show_default=False)
 ]
 _SEED = "Random seed. The same seed and profile give the same verdict."
 Seed: TypeAlias = Annotated[int, _option(HOW, _SEED)]

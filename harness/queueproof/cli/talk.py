@@ -82,15 +82,17 @@ def progress_bar(
         TextColumn("{task.description}"),
         BarColumn(),
         TimeElapsedColumn(),
-        TextColumn("left:"),
+        TextColumn("{task.fields[left]}"),
         TimeRemainingColumn(),
     )
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task(first, total=None)
+        task = bar.add_task(first, total=None, left="")
 
         def note(what: str, done: float | None) -> None:
-            total = None if done is None else 1.0
-            bar.update(task, description=what.ljust(16), completed=done or 0.0, total=total)
+            known = done is not None and done < 1.0  # else nobody knows how long it takes
+            bar.tasks[0].total = 1.0 if known else None  # update() takes None for no change
+            left = "left:" if known else ""
+            bar.update(task, description=what.ljust(16), completed=done or 0.0, left=left)
 
         yield note
 

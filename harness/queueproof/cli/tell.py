@@ -16,7 +16,7 @@ from queueproof.errors import QueueproofError, nearest
 
 
 def guarantees() -> None:
-    """List what a queue is judged by."""
+    """List all guarantees."""
     from queueproof.explain import filled
     from queueproof.guarantees.catalogue import CATALOGUE
 
@@ -75,7 +75,7 @@ def tell(
 
 
 def show(queue: QueueName) -> None:
-    """Print the complete queue file, with everything that it takes over by `extends`."""
+    """Print the complete queue file, with the parts of the file that it `extends`."""
     from queueproof.queues.resolve import sql_file
 
     typer.echo(sql_file(queue, "show prints").whole.rstrip())
@@ -118,7 +118,7 @@ def explain(
         ),
     ] = None,
 ) -> None:
-    """Tell how a guarantee is broken, how to fix it, and show a queue that breaks it."""
+    """Explain a guarantee: how it is broken, how it is kept, and a queue that breaks it."""
     if name is None:
         guarantees()
         return

@@ -199,9 +199,7 @@ class Findings:
         doubts = [one for one in failure.violation.doubts if one in self.plain]
         follows = failure.violation.follows
         other = next(iter(doubts), follows if follows in self.failures else "")
-        return (
-            f"{failure.violation.because}: a consequence of the breach of {other}" if other else ""
-        )
+        return f"{failure.violation.because}: follows from the break of {other}" if other else ""
 
     def shorten(self, wanted: Sequence[Guarantee]) -> None:
         """Make the stories of what broke as short as they go.

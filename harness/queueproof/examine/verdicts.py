@@ -142,7 +142,7 @@ def _evidence(findings: Findings, guarantee: Guarantee) -> dict[str, int]:
     if not guarantee.apart:
         evidence |= _effort(findings)
     if guarantee.faults:
-        evidence["distinct steps hit"] = len(findings.hit)
+        evidence["distinct steps interrupted"] = len(findings.hit)
     watched = findings.probed.get(name, Seen({}))
     evidence |= watched.evidence
     return {what: n for what, n in evidence.items() if n or watched.lacks}

@@ -96,7 +96,7 @@ def _kept(pieces: Pieces) -> Iterator[Program]:
 GUARANTEES = (
     Guarantee(
         id="retry-bound",
-        called="max attempts, poison pill, endless retries",
+        called="max attempts, poison pill, dead letter, endless retries",
         sentence="A job is attempted at most max_attempts times, crashes included.",
         why="a job that cannot succeed, or that kills its worker, is tried for ever",
         source="https://github.com/elizaOS/eliza/issues/10854",
@@ -194,7 +194,7 @@ GUARANTEES = (
         asks="complete, complete_many or fail",
         needs=finishing,
         acknowledged=True,
-        lacking="sweeps over a finished job",
+        lacking="operations that left a finished job alone",
     ),
     Guarantee(
         id="no-lost-job",

@@ -29,7 +29,7 @@ def _meetings(run: Run) -> Counter[str]:
     pairs = itertools.combinations(finished, 2)
     met = sum(one.actor != other.actor and one.overlaps(other) for one, other in pairs)
     return Counter({"operations that overlapped another": met}) + Counter(
-        f"times ERROR {call.error[:5]}, to be retried" for call in calls if call.answer == "retry"
+        f"retryable errors ({call.error[:5]})" for call in calls if call.answer == "retry"
     )
 
 

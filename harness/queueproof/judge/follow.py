@@ -509,9 +509,9 @@ class _JobCheck:
                 return "stale-recovery", "jobs of crashed workers that ended failed"
             case "sweep":
                 if job.phase in FINISHED:
-                    return "final-state", "sweeps over a finished job"
+                    return "final-state", "operations that left a finished job alone"
                 if job.phase == Phase.QUEUED and job.claims == 0 and call.ended < job.due:
-                    return "not-early", "sweeps over a job before its time"
+                    return "not-early", "operations that left a job alone before its time"
         return None
 
 

@@ -110,19 +110,19 @@ def print_breaks(out: Output, card: Card, replay: str, *, named: bool, mend: str
         rows.append((where, name, story.reason, first))
     if out.is_terminal:
         short = [(where.rpartition("/")[2], *told) for where, *told in rows]
-        out.print(_table(("where", "story", "what happened", "how to mend it"), short))
+        out.print(_table(("where", "break", "what happened", "how to mend it"), short))
     else:
         for *told, _ in rows:
             out.say(": ".join(told))
     again = {name: story.replay for name, (_, story) in breaks.items() if story.replay}
     first = next(iter(breaks.values()))[0].id
     if again and named:
-        out.say(f"\nStep by step once more:  {replay} {next(iter(again))}")
+        out.say(f"\nReplay a break:       {replay} {next(iter(again))}")
     for token in again.values() if not named else ():
-        out.say(f"Step by step once more:  {replay} {token}")
+        out.say(f"Replay a break:       {replay} {token}")
     if mend:
-        out.say(f"Look for what mends it:  {mend}")
-    out.say(f"More on a guarantee:     queueproof explain {first}\n")
+        out.say(f"Search for a fix:     {mend}")
+    out.say(f"Explain a guarantee:  queueproof explain {first}\n")
 
 
 def print_story(out: Output, story: str) -> None:
