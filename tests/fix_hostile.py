@@ -114,11 +114,23 @@ SHOWN = {  # what the block `jobs` is then
 }
 
 
-def hostile(name: str, path: Path) -> SqlFileQueue:
+# As one schema may have them: tables, columns and triggers of one name stand apart.
+TOGETHER = (
+    ("check on a seeded row", "default", "index expression", "jobs through a view", "policy"),
+    ("trigger, replica", "rule", "generated column", "index predicate", "shadowed catalogue"),
+    ("security definer", "rule, always", "domain", "operator", "statistics", "partition key"),
+    ("trigger, always", "cast", "rule on delete, always", "check", "a name that is SQL"),
+    ("claim's function", "a search_path that is SQL"),
+)
+
+
+def hostile(path: Path, *names: str) -> SqlFileQueue:
     """The reference with code that becomes a superuser where it can, and then runs a program."""
-    text = after_its_tables(ATTACK.replace("PATH", str(path)) + HOSTILE[name])
-    text = text.replace(SEES, SHOWN.get(name, SEES))
-    if name == "claim's function":
+    added = "\n".join(HOSTILE[name] for name in names)
+    text = after_its_tables(ATTACK.replace("PATH", str(path)) + added)
+    for name in names:
+        text = text.replace(SEES, SHOWN.get(name, SEES))
+    if "claim's function" in names:
         text = text.replace("    AND run_at <= now()", "    AND run_at <= now() AND attack()")
     return load_text(text, "q.sql")
 

@@ -437,6 +437,11 @@ CRASHED = "w1 claims 1; w1 crashes; "
     nor beside one that is full although a batch completion named a running job that it did not end
         enqueue 1 2 3; w1 claims 1; +31; recover 1; w2 claims 1 2 limit=2; w1 batches 1; w2 crashes;
         sweep; +31; recover 1 2; w3 runs 1 2 3; all completed => holds where cap=2
+    a job of another queue is not beside itself
+        enqueue 1 queue=other; +2; sweep; +31; sweep; left 1=queued => no-lost-job
+    beside a job of yet another it is starved
+        enqueue 1 queue=other; enqueue 2; enqueue 3 queue=third; +2; sweep; +31; w1 runs 2; sweep;
+        left 1=queued 2=completed 3=queued => no-starvation
     beside a cap that is not full a job is starved
         enqueue 1 2; w1 claims 1; +2; w1 crashes; sweep; +31; recover 1; w2 runs 1 2; all completed
         => no-starvation where cap=2
@@ -465,6 +470,14 @@ CRASHED = "w1 claims 1; w1 crashes; "
         => stale-recovery where stale_fails=True
     rule 15: what its holder may not complete, and is gone, is lost
         enqueue 1; w1 claims 1; +2; w1 completes 1 -> rejected; sweep; left => no-lost-job
+    so where nobody but a cleanup can have taken it
+        enqueue 1; w1 claims 1; cleanup; w1 completes 1 -> rejected; sweep; left => no-lost-job
+    a cleanup may take what another has ended early
+        enqueue 1; w1 claims 1; recover; cleanup; w1 completes 1 -> rejected; sweep; left
+        => live-lease
+    what was taken back, and is gone after a cleanup, is lost
+        enqueue 1 bound=2; w1 claims 1; +31; recover 1; cleanup; w1 completes 1 -> rejected; sweep;
+        left => no-lost-job
     what its holder may not complete, and is there, was taken from it
         enqueue 1; w1 claims 1; +2; w1 completes 1 -> rejected; sweep; left 1=failed => live-lease
     a batch of which one job has ended, and is refused, has hit none of the others

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import textwrap
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import astuple
 from pathlib import Path
 from typing import Any
@@ -33,7 +33,7 @@ from queueproof.search.shrink import find
 from queueproof.search.tokens import decode_token, encode_token
 from queueproof.space.suites import Suite
 from queueproof.testing import must_hold
-from tests.fix_hostile import HOSTILE, hostile
+from tests.fix_hostile import TOGETHER, hostile
 from tests.fix_labs import LabOf, happens_again, judged, offered
 from tests.fix_places import REFERENCE, SKIP_LOCKED, STRATEGIES, reference
 from tests.fix_plays import play
@@ -269,12 +269,14 @@ def test_the_example_passes_and_fails() -> None:
         example(STRATEGIES / "select_then_update.sql")()
 
 
-@pytest.mark.parametrize("name", HOSTILE)
-def test_no_part_of_an_examination_lends_its_rights(own: Server, seen: Path, name: str) -> None:
+@pytest.mark.parametrize("names", TOGETHER, ids=lambda names: names[0])
+def test_no_part_of_an_examination_lends_its_rights(
+    own: Server, seen: Path, names: Sequence[str]
+) -> None:
     """Filling, measuring, racing and dropping run as the queue's role."""
     with psycopg.connect(str(own._admin)) as connection:
         connection.execute("ALTER ROLE queueproof NOSUPERUSER")  # an attack before has succeeded
-    with open_lab(hostile(name, seen), own) as lab:
+    with open_lab(hostile(seen, *names), own) as lab:
         first_flaw(lab, select(["claim-limit", "steady-cost", "non-blocking"]), profile="glance")
     assert not seen.exists()
 

@@ -55,7 +55,7 @@ def test_the_action_checks_a_queue_and_leaves_its_reports(tmp_path: Path) -> Non
         QUEUE="q.sql",
         PROFILE="quick",
         REPORTS="reports",
-        ARGUMENTS="--only single-claim",
+        ARGUMENTS="--only single-claim --fail-fast",
         QUEUEPROOF_POSTGRES="embedded",
         RUNNER_TEMP=str(tmp_path),
         GITHUB_ACTIONS="true",

@@ -12,7 +12,7 @@ from collections.abc import Set as AbstractSet
 from typing import NamedTuple
 
 from queueproof.history.calls import Call
-from queueproof.judge.lives import Life, Lives
+from queueproof.judge.lives import Hindrance, Life, Lives
 from queueproof.judge.spec import (
     FINISHED,
     FOREVER,
@@ -198,7 +198,7 @@ class _JobCheck:
                 late = _late_beside(acts, configs[0].job.last)
                 if late and because.guarantee in {"single-claim", "live-lease", "backoff"}:
                     because = because._replace(doubts=("fencing", *because.doubts))
-                if refused and not raced and self._is_gone(acts[n:]):
+                if refused and not raced and self._is_gone(act, acts[n:]):
                     because = because._replace(
                         guarantee="no-lost-job", because=f"{because.because}: it is gone"
                     )
@@ -214,11 +214,17 @@ class _JobCheck:
         configs, _ = self._explore(configs, acts, open_acts)
         self._finish(configs, acts)
 
-    def _is_gone(self, acts: Sequence[Act]) -> bool:
-        """Nobody gets the job any more and `jobs` does not list it: rule 15 calls it lost."""
-        looked = self.declared.observable and self.lives.observed and not self.lives.cleaned
+    def _is_gone(self, refused: Act, acts: Sequence[Act]) -> bool:
+        """Nobody gets the job any more and `jobs` does not list it: rule 15 calls it lost.
+
+        But a cleanup may take what somebody has ended before.
+        """
+        assert refused.holder is not None
+        taken = any(refused.holder.index < n < refused.call.index for n in self.lives.taking)
+        looked = self.declared.observable and self.lives.observed
         claimed = any(act.kind == "claim" and act.answer == "accepted" for act in acts)
-        return looked and not claimed and self.lives.outcome(self.job) is None
+        gone = looked and not claimed and self.lives.outcome(self.job) is None
+        return gone and not (self.lives.cleaned and taken)
 
     def _explore(
         self,
@@ -294,13 +300,19 @@ class _JobCheck:
             job.phase == Phase.QUEUED and job.claims == 0 and self._due_by(job) < act.call.began
             for job, _ in configs
         )
-        hindrance = self.lives.hindrances[act.call.index]
+        hindrance = self._of_others(self.lives.hindrances[act.call.index])
         cap = self.declared.cap
         full = cap is not None and self.lives.running[act.call.index] >= cap
         if not ready or full or not any(hindrance):
             return None
         because = f"a job that was due could not be claimed beside {hindrance}"
         return Violation("no-starvation", because, self.job, act.call.index)
+
+    def _of_others(self, hindrance: Hindrance) -> Hindrance:
+        """The same without this job, which may itself be one of another queue."""
+        calls = [entry.call for entry in self.life.entries if entry.kind == "enqueue"]
+        own = sum(call.queue != "default" for call in calls)
+        return hindrance._replace(elsewhere=hindrance.elsewhere - own)
 
     def _due_by(self, job: Job) -> float:
         """The moment from which the job is certainly ready: its enqueue was over by its answer.
@@ -408,15 +420,16 @@ class _JobCheck:
         held = [one for one, _ in configs if one.phase == Phase.RUNNING]
         if any(self._is_kept(one, last) for one in held):
             return
-        over = any(self._is_over(one, seen, last) for one in held)
-        if over or self.lives.lost or any(one.crashed or one.released for one, _ in configs):
+        lost = self.lives.lost or any(one.crashed or one.released for one, _ in configs)
+        lost = lost or any(self._is_over(one, seen, last) for one in held)
+        if lost and not (seen is None and self._was_back(configs)):
             unheard = any(job.phase == Phase.COMPLETED for job, _ in configs)
             what = "nobody was told whether the job was completed"
             what = what if unheard else "a worker lost the job"
             because = f"{what}, and it never came back: {where}"
             self._violate(Breach("stale-recovery", because), last)
             return
-        if self.starved and any(self.lives.hindered_now()):
+        if self.starved and any(self._of_others(self.lives.hindered_now())):
             self.findings.violations.append(self.starved)
             return
         if (unsure := configs[-1].job.unsure) is not None:
@@ -435,6 +448,11 @@ class _JobCheck:
             return None  # its fail may have ended it, or a cleanup: runs with one of both tell
         because = f"a cleanup took a job that had failed after {tried}"
         return Breach("no-lost-job", because, follows="retry-given")
+
+    def _was_back(self, configs: Sequence[_Config]) -> bool:
+        """It had been taken back and waited, and a cleanup has come."""
+        back = all(one.phase == Phase.QUEUED and one.recovered for one, _ in configs)
+        return back and self.lives.cleaned
 
     def _is_kept(self, job: Job, last: Call) -> bool:
         """A live worker has it, which nothing lets complete it, and has not had it for years."""
