@@ -79,11 +79,14 @@ class ServerError(Exception):
     Thrown into the operation's generator at the step that failed.
     """
 
-    def __init__(self, sqlstate: str, message: str, position: int | None = None) -> None:
-        super().__init__(sqlstate, message, position)  # so that it survives pickling
+    def __init__(
+        self, sqlstate: str, message: str, position: int | None = None, more: str = ""
+    ) -> None:
+        super().__init__(sqlstate, message, position, more)  # so that it survives pickling
         self.sqlstate = sqlstate
         self.message = message
         self.position = position  # character of the step's SQL as sent, from 1
+        self.more = more  # its detail and its hint, a line each
 
     def __str__(self) -> str:
         return f"{self.sqlstate}: {self.message}"

@@ -79,7 +79,7 @@ MADE = "    def __init__(self"
         (("Queue):\n", "Queue):\n    promises = {3}\n"), 4, "promises: .3. is not a list"),
         (("Queue):\n", "Queue):\n    retry_on = {40001}\n"), 4, "retry_on: .40001. is not a list"),
         (("Queue):\n", "Queue):\n    breaks = {'order': 3}\n"), 4, "order: 3 says no reason"),
-        (("Queue):\n", "Queue):\n    max_attempts = 2**31\n"), 4, "2147483648 is not a whole"),
+        (("Queue):\n", "Queue):\n    max_attempts = 2**31\n"), 4, "2147483648 is no whole"),
         (("Queue):\n", "Queue):\n    max_attempt = 4\n"), 5, "did you mean 'max_attempts'"),
         (("Queue):\n", "Queue):\n    leases: object\n"), 5, "did you mean 'lease'"),
         (("Queue):\n", "Queue):\n    odrer = 'fifo'\n"), 5, "did you mean 'order'"),

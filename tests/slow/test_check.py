@@ -169,7 +169,7 @@ def test_a_token_does_not_fit_a_queue_without_its_operations(lab_of: LabOf) -> N
 
 
 RAISES = """
-DO $$ BEGIN RAISE EXCEPTION 'no slots' USING ERRCODE = '53300'; END $$;
+DO $$ BEGIN RAISE EXCEPTION 'no slots' USING ERRCODE = '53300', HINT = 'wait'; END $$;
 UPDATE jobs SET status = 'completed'"""
 
 
@@ -181,7 +181,7 @@ UPDATE jobs SET status = 'completed'"""
         ("SET status = 'completed'", "SET state = 'completed'", "PostgreSQL rejected this SQL"),
         ("SET status = 'completed'", "SET status = (1 / (id - id))::text", "division by zero"),
         # which is a server's own word for too many connections, unless a RAISE says it
-        ("UPDATE jobs SET status = 'completed'", RAISES, r"SQL: no slots \(53300\)"),
+        ("UPDATE jobs SET status = 'completed'", RAISES, r"SQL: no slots \(53300\)\nHINT: wait"),
     ],
 )
 def test_what_never_works_is_unusable(lab_of: LabOf, part: str, instead: str, message: str) -> None:

@@ -285,6 +285,7 @@ def test_nothing_judged_is_no_pass(
         (["bench", SOUND, "--endure", "9", "--rate", "9"], "none goes with it"),
         (["bench", SOUND, SOUND, "--compare", "--batch", "1,10"], "name one --batch"),
         (["bench", SOUND, "--fail-if", "p99 > 1"], "p99 is a time"),
+        (["bench", SOUND, "--fail-if", "buffers_per_claim >> 1"], "write COUNTER > NUMBER"),
         (["bench", SOUND, SOUND, "--compare", "--rounds", "9"], "limit it by --budget"),
         (["bench", SOUND, SOUND, "--compare", "--rate", "9"], "--rate does not go with it"),
         (["bench", SOUND, "--backlog", "9000000"], "at most"),

@@ -24,7 +24,7 @@ _COMPARISONS: Mapping[str, Callable[[float, float], bool]] = {
 _NUMBER = r"\d+(?:\.\d+)?"
 _CONDITION = re.compile(
     rf"\s*(?P<name>\w+)\s*(?P<how>[<>]=?)\s*"
-    rf"(?:(?P<factor>{_NUMBER})\s*(?:\*\s*(?P<scaled>\S.*?))?|(?P<plain>\S.*?))\s*"
+    rf"(?:(?P<factor>{_NUMBER})\s*(?:\*\s*(?P<scaled>\S.*?))?|(?P<plain>[^\s<>=].*?))\s*"
 )
 _TIMES = ("second", "rate", "latenc", "p50", "p95", "p99", "time", "cpu", "throughput", "ms")
 

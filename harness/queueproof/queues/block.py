@@ -91,18 +91,21 @@ def listed(names: Iterable[str]) -> str:
     return ", ".join(names)
 
 
+_CLOSE = 0.4  # as difflib counts: "jobs" and "job_list", and not "foo" and "isolation"
 ELSE = "`-- else`"
 ARRAYS = "under the column's name and an s, whatever it ends in"
 
 
 def meant(name: str, names: Iterable[str]) -> str:
-    """Ask for the known name that is closest.
+    """Ask for the known name that is close, or tell which there are.
 
     Args:
         name: As it was written.
         names: The known ones.
     """
-    return f"did you mean {get_close_matches(name.lower(), list(names), n=1, cutoff=0)[0]}?"
+    known = list(names)
+    close = get_close_matches(name.lower(), known, n=1, cutoff=_CLOSE)
+    return f"did you mean {close[0]}?" if close else f"there are {', '.join(known)}"
 
 
 def no_parameter(block: str, name: str, known: Collection[str]) -> str:

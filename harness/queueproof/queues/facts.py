@@ -61,8 +61,10 @@ def duration(value: object) -> timedelta:
             hours, minutes, seconds = (float(part) for part in clock.groups())
             total += timedelta(hours=hours, minutes=minutes, seconds=seconds)
             position = clock.end()
-    except (KeyError, OverflowError):
+    except KeyError:
         position = -1
+    except OverflowError:
+        return within_reach(timedelta.max)
     if not text or position != len(text):
         raise ValueError(f'{value!r} is no duration; write "30 seconds", "5 min" or "00:00:30"')
     return within_reach(total)
@@ -116,7 +118,7 @@ def _truth_value(value: object) -> bool:
 def _count(value: object) -> int:
     # The upper end is int4's: it is bound to `:max_attempts`.
     if type(value) is not int or not 1 <= value < 2**31:
-        raise ValueError(f"{value!r} is not a whole number from 1 on; write 3")
+        raise ValueError(f"{value!r} is no whole number from 1 to {2**31 - 1}; write 3")
     return value
 
 

@@ -103,7 +103,9 @@ def rejected(step: Step, error: ServerError, hint: str = "") -> QueueError:
             where += f"\n{OF_PSQL}"
     if error.sqlstate == _NO_SCHEMA and '"' not in error.message:  # which would name one
         where += "\nHas the role a search_path of its own? ALTER ROLE ... RESET search_path"
-    told = error.message if len(error.message) <= TOLD else f"{error.message[:TOLD]} …"
+    told, more = (
+        text if len(text) <= TOLD else f"{text[:TOLD]} …" for text in (error.message, error.more)
+    )
     return QueueError(
-        f"PostgreSQL rejected this SQL: {told} ({error.sqlstate}){where}{hint}", source
+        f"PostgreSQL rejected this SQL: {told} ({error.sqlstate}){where}{more}{hint}", source
     )

@@ -648,7 +648,10 @@ def _server_error(answer: PGresult) -> ServerError:
     position = field(pq.DiagnosticField.STATEMENT_POSITION)
     raised = field(pq.DiagnosticField.SOURCE_FUNCTION) == b"exec_stmt_raise"
     kind = RaisedError if raised else ServerError
-    return kind(state, message, int(position) if position else None)
+    beside = (("DETAIL", field(pq.DiagnosticField.MESSAGE_DETAIL)),)
+    beside += (("HINT", field(pq.DiagnosticField.MESSAGE_HINT)),)
+    more = "".join(f"\n{name}: {text.decode(errors='replace')}" for name, text in beside if text)
+    return kind(state, message, int(position) if position else None, more)
 
 
 @lru_cache(maxsize=4096)
