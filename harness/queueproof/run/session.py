@@ -648,7 +648,10 @@ def _server_error(answer: PGresult) -> ServerError:
     position = field(pq.DiagnosticField.STATEMENT_POSITION)
     raised = field(pq.DiagnosticField.SOURCE_FUNCTION) == b"exec_stmt_raise"
     kind = RaisedError if raised else ServerError
-    beside = ("DETAIL", pq.DiagnosticField.MESSAGE_DETAIL), ("HINT", pq.DiagnosticField.MESSAGE_HINT)
+    beside = (
+        ("DETAIL", pq.DiagnosticField.MESSAGE_DETAIL),
+        ("HINT", pq.DiagnosticField.MESSAGE_HINT),
+    )
     told = ((name, field(one)) for name, one in beside)
     more = "".join(f"\n{name}: {text.decode(errors='replace')}" for name, text in told if text)
     return kind(state, message, int(position) if position else None, more)
