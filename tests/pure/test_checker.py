@@ -394,6 +394,11 @@ CRASHED = "w1 claims 1; w1 crashes; "
     rule 21: the job of a crashed worker that no sweep finds is stranded
         enqueue 1 bound=3; w1 claims 1; w1 crashes; sweep; +31; sweep; left 1=running
         => stale-recovery
+    so where no attempts are promised, if it comes back too late
+        enqueue 1; w1 claims 1; w1 crashes; +31; sweep; +31; recover 1; w2 runs 1; all completed
+        => stale-recovery
+    where no attempts are promised it may have ended
+        enqueue 1; w1 claims 1; w1 crashes; +31; jobs 1=failed; sweep; left 1=failed => holds
     a sweep while the lease of a crashed worker runs proves nothing
         enqueue 1 bound=3; w1 claims 1; w1 crashes; sweep; +31; recover 1; w2 runs 1; all completed
         => holds

@@ -330,8 +330,9 @@ class _JobCheck:
             end = job.stale_after + self.declared.late
             over = job.phase == Phase.RUNNING and (self.declared.tied or end < act.call.began)
             back = job.phase == Phase.QUEUED and job.released
-            # Where no bound is promised it may have ended, unless it is seen to wait.
-            spent = job.exhausted and not (job.bound is None and seen == "queued")
+            # Where no bound is promised it may have ended, unless it is seen, or runs again.
+            alive = seen in {"queued", "running"} or self._is_claimed_after(act)
+            spent = job.exhausted and not (job.bound is None and alive)
             if not job.crashed or not (over or back) or spent:
                 return None
         if self.lives.outcome(self.job) == "failed":
@@ -359,6 +360,10 @@ class _JobCheck:
             self.job,
             act.call.index,
         )
+
+    def _is_claimed_after(self, act: Act) -> bool:
+        entries = self.life.entries
+        return any(one.kind == "claim" and one.call.index > act.call.index for one in entries)
 
     def _finish(self, configs: list[_Config], acts: Sequence[Act]) -> None:
         claimed = any(act.kind == "claim" and act.answer == "accepted" for act in acts)
