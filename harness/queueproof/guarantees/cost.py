@@ -17,8 +17,8 @@ GUARANTEES = (
         called="bloat, slow claims, full table scan",
         apart=True,
         sentence=(
-            "A claim on a vacuumed table touches no more buffers with a million finished jobs or a "
-            "deep backlog."
+            "On a vacuumed table a claim touches no more buffers with a million finished jobs or a "
+            "deep backlog than with few jobs."
         ),
         why="the queue gets slower every week",
         source="https://brandur.org/postgres-queues",

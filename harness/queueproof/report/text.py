@@ -312,7 +312,7 @@ def _undone(story: Story) -> _Undone | None:
 def _allowed(wait: AllowedWait) -> str:
     if wait.rival:
         both = f"{wait.actor}'s claim waits for {wait.rival}'s because both take the same job"
-        return f"{both}. That wait is not counted as a break."
+        return f"{both}. This wait does not count against non-blocking."
     return f"{wait.actor}'s claim may wait here: with an old snapshot even SKIP LOCKED does."
 
 
