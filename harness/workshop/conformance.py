@@ -148,7 +148,7 @@ class Row:
     def steps(self, guarantee: str) -> str:
         """A link to a story beside the guarantee, if there is one, on the site."""
         link = self.links.get(guarantee)
-        return f"<!--\u00a0· [steps]({link})-->" if link else ""
+        return f"<!--\u00a0·\u00a0[steps]({link})-->" if link else ""
 
     def story(self, guarantee: str) -> str:
         """A link to a story, in its own words."""
