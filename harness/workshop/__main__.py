@@ -27,6 +27,15 @@ FASTEST = (REFERENCE, "lease_table", "lease_batch", LIMIT)
 ROUNDS, SECONDS = 3, 0.5  # for a run of ten minutes
 CONVOY = (REFERENCE, "for_update", "nowait")
 HOLD = 0.005  # seconds
+INTRODUCTION = """\
+**Use skip_locked. Take lease_batch only if claims are your bottleneck.** The names on this page:
+
+- skip_locked: one UPDATE with FOR UPDATE SKIP LOCKED.
+- lease_batch: one lease for all jobs of a claim.
+- lease_table: a claim moves the job to another table.
+- for_update: the same as skip_locked, but without SKIP LOCKED.
+- at_most_once: unsafe, and here only to show what is possible at most.
+"""
 REMARKS = (
     "Procrastinate claims one job at a time, so larger batches do not help it.",
     (
@@ -117,6 +126,13 @@ def named(report: BenchReport) -> BenchReport:
     return BenchReport(report.method, entries)
 
 
+def drawn(report: BenchReport) -> BenchReport:
+    """The queues that a chart has room for; the tables have all of them."""
+    shown = {*FASTEST, *CONVOY}
+    entries = [one for one in report.entries if one.queue in shown or LIBRARY in one.queue]
+    return BenchReport(report.method, entries)
+
+
 def _beside(report: BenchReport) -> list[str]:
     """Sentences on the convoy and on libraries, each beside the reference."""
     known = {(one.queue, one.shape): one for one in report.entries if one.runs}
@@ -162,11 +178,13 @@ def pages(report: BenchReport) -> dict[str, str]:
     report = named(report)
     whole = render.markdown(report, "throughput.svg", _beside(report))
     answers, mark, others = whole.partition("## Claim latency")
+    title, _, answers = answers.partition("\n\n")
     why = "\n".join(f"- {remark}" for remark in REMARKS)
-    first = "# Throughput: all figures\n\nWhat they come to: [Throughput](throughput.md).\n\n"
+    first = f"{title}\n\n{INTRODUCTION}\n"
+    rest = "# Throughput: all figures\n\nWhat they come to: [Throughput](throughput.md).\n\n"
     return {
-        "throughput.md": f"{_linked(answers)}## Why\n\n{why}\n\n{LINKS}\n",
-        "throughput-figures.md": first + mark + others,
+        "throughput.md": f"{first}{_linked(answers)}## Why\n\n{why}\n\n{LINKS}\n",
+        "throughput-figures.md": rest + mark + others,
     }
 
 
@@ -192,7 +210,7 @@ def main(arguments: list[str] | None = None) -> int:
         # The page comes last, so that it never shows a chart that is not there.
         for name, content in (
             *(() if options.redraw else [("throughput.json", report.to_json())]),
-            ("throughput.svg", render.svg(named(report))),
+            ("throughput.svg", render.svg(drawn(named(report)))),
             *pages(report).items(),
         ):
             path = options.results / name

@@ -121,7 +121,7 @@ class Row:
         if guarantee not in self.verdicts:
             return ""
         mark = MARKS[self.verdicts[guarantee]]
-        remark = self._remark(guarantee)
+        remark = self.remark(guarantee)
         if remark is not None and remark.documented == "model only":
             mark += "\\*"
         return self._linked(mark, guarantee)
@@ -142,13 +142,13 @@ class Row:
 
     def remarked(self) -> list[tuple[str, Remark | None]]:
         """Each guarantee that needs a word, or has one."""
-        known = ((id_, self._remark(id_), verdict) for id_, verdict in self.verdicts.items())
+        known = ((id_, self.remark(id_), verdict) for id_, verdict in self.verdicts.items())
         return [(id_, remark) for id_, remark, verdict in known if remark or verdict in UNEXPLAINED]
 
     def steps(self, guarantee: str) -> str:
         """A link to a story beside the guarantee, if there is one, on the site."""
         link = self.links.get(guarantee)
-        return f"<!-- · [steps]({link})-->" if link else ""
+        return f"<!--\u00a0·\u00a0[steps]({link})-->" if link else ""
 
     def story(self, guarantee: str) -> str:
         """A link to a story, in its own words."""
@@ -161,7 +161,8 @@ class Row:
         """What the other guarantees say."""
         return summary(j for j in self.card.guarantees if j.id != self.defect)
 
-    def _remark(self, guarantee: str) -> Remark | None:
+    def remark(self, guarantee: str) -> Remark | None:
+        """What its verdict on a guarantee means, if that is said."""
         return self.peer.remarks.get(guarantee) if self.peer else None
 
 
@@ -331,13 +332,19 @@ def _put(kept: Path, state: str, row: Row, directory: Path) -> None:
 # --- the page -----------------------------------------------------------------------------------
 
 
-def render(rows: Iterable[Row], failures: Iterable[Failure] = (), pooler: str = "") -> str:
-    """The matrix as Markdown.
+def render(
+    rows: Iterable[Row],
+    failures: Iterable[Failure] = (),
+    pooler: str = "",
+    page: str = "conformance",
+) -> str:
+    """A page of verdicts as Markdown.
 
     Args:
         rows: What was found.
         failures: What could not be judged.
         pooler: The PgBouncer that `pooler-safe` was asked with; empty where it was not there.
+        page: `conformance`, or `controls` for the queues that the checks are tested by.
     """
     rows = list(rows)
     environment = Environment(
@@ -349,13 +356,23 @@ def render(rows: Iterable[Row], failures: Iterable[Failure] = (), pooler: str = 
     )
     others = [row for row in rows if row.peer is not None]
     planted = [row for row in rows if row.defect]
-    return environment.get_template("conformance.md.j2").render(
+    real = [row for row in others if row.name in PROGRAMS]
+    breaks = [
+        (id_, row, row.remark(id_))
+        for id_ in CATALOGUE
+        for row in real
+        if row.verdicts.get(id_) in {"broken", "accepted"}
+    ]
+    unknown = [one for one in breaks if one[2] and one[2].documented == "no"]
+    return environment.get_template(f"{page}.md.j2").render(
         seed=SEED,
         pooler=pooler,
         failures=list(failures),
         postgres=rows[0].card.postgres,
         peers=others,
-        real=[row for row in others if row.name in PROGRAMS],
+        real=real,
+        breaks=[*unknown, *(one for one in breaks if one not in unknown)],
+        unknown=len(unknown),
         models=[row for row in others if row.name not in PROGRAMS],
         strategies=[row for row in rows if "/" not in row.name],
         sound=[row for row in rows if row.name.startswith("sound/")],
@@ -443,8 +460,9 @@ def write(
         stem = one.queue.rpartition("/")[2]
         links.setdefault(one.queue, {})[one.guarantee] = f"{STORIES}#{stem}.{one.guarantee}"
     rows = [replace(row, links=links.get(row.name, {})) for row in rows]
-    page = render(rows, failures, pooler)
-    (results / "conformance.md").write_text(page, encoding="utf-8")
+    for page in ("conformance", "controls"):
+        text = render(rows, failures, pooler, page)
+        (results / f"{page}.md").write_text(text, encoding="utf-8")
 
 
 def _chosen(asked: Sequence[str], everything: Sequence[str]) -> list[str]:

@@ -43,6 +43,7 @@ PAGES: Mapping[str, str] = {
     "SECURITY.md": "about/security.md",
     "harness/queueproof/queues/templates/README.md": "reference/worker.md",
     "results/conformance.md": "results/conformance.md",
+    "results/controls.md": "results/controls.md",
     "results/old-snapshot.md": "results/old-snapshot.md",
     "results/throughput.md": "results/throughput.md",
     "results/throughput-figures.md": "results/throughput-figures.md",
@@ -77,7 +78,13 @@ SEARCH: dict[str, float] = {
     "tutorial": 3,
     "about/faq": 4,
 }
-SEARCH |= {"about/contributing": 0.5, "reference/": 0.7, "queues/": 0, "stories/": 0}
+SEARCH |= {
+    "about/contributing": 0.5,
+    "results/controls": 0.5,
+    "reference/": 0.7,
+    "queues/": 0,
+    "stories/": 0,
+}
 """What a hit on a page counts for in the search, by how its place begins; 0: it is left out."""
 
 REPOSITORIES: Mapping[str, str] = {

@@ -284,8 +284,13 @@ def test_a_change_behind_the_last_line_is_told() -> None:
     after = before.replace("\nUPDATE", "\nBEGIN;\nUPDATE") + "\nCOMMIT;\n"
     told = said(before, Fix("fail: BEGIN and COMMIT", "fail", after, 2, last=False), "q.sql")
     assert told.startswith("fail: BEGIN and COMMIT.\n\n")
-    assert "With this change at q.sql:1 the break does not happen again." in told
-    shown = [" -- name: fail(id)", "+BEGIN;", " UPDATE jobs SET x = 1 WHERE id = :id;", "+COMMIT;"]
+    assert "With this change at q.sql:1 this break is gone." in told
+    shown = [
+        "  -- name: fail(id)",
+        "+ BEGIN;",
+        "  UPDATE jobs SET x = 1 WHERE id = :id;",
+        "+ COMMIT;",
+    ]
     assert with_code(told)[1].splitlines() == shown
 
 

@@ -87,12 +87,12 @@ def advised(server: Server, path: Path, guarantee: str) -> dict[str, str]:
 @pytest.mark.parametrize(
     ("text", "guarantee", "advice"),
     [
-        (NEVER_BEAT, "stale-recovery", '\n+SET "state" = \'RUNNING\', "lockedBy" = :worker, "'),
-        (BY_NAME, "fencing", "\n+-- name: complete(id, worker, try)!\n"),
+        (NEVER_BEAT, "stale-recovery", '\n+ SET "state" = \'RUNNING\', "lockedBy" = :worker, "'),
+        (BY_NAME, "fencing", "\n+ -- name: complete(id, worker, try)!\n"),
         (
             reference(f"{PASSES}\n  FOR UPDATE SKIP LOCKED\n", ""),
             "single-claim",
-            "\n   LIMIT :limit\n+  FOR UPDATE SKIP LOCKED\n",
+            "\n    LIMIT :limit\n+   FOR UPDATE SKIP LOCKED\n",
         ),
         # That a failed job is never claimed again would end the story, too.
         (reference(WAITS, ""), "backoff", "run_at = clock_timestamp() + LEAST("),
@@ -108,13 +108,13 @@ def test_the_line_is_told(
     told = advised(server, path, guarantee)[guarantee]
     assert advice in told
     assert "With this change at q.sql:" in told
-    assert "the break does not happen again. `queueproof mend` checks everything else." in told
+    assert "this break is gone. `queueproof mend` also checks that nothing else breaks." in told
 
 
 def test_what_an_author_wrote_stays(server: Server) -> None:
     """The form that replaces least is told, of those with which a story does not happen."""
     told = advised(server, BROKEN / "backoff_held_now.sql", "backoff")["backoff"]
-    assert "\n+    run_at     = clock_timestamp() + (1 + 0.1 * random())\n" in told
+    assert "\n+     run_at     = clock_timestamp() + (1 + 0.1 * random())\n" in told
 
 
 def test_what_mends_one_story_of_several_is_not_told(server: Server) -> None:

@@ -103,7 +103,7 @@ def test_the_recovery_that_took_a_job_back_is_shown(lab_of: LabOf) -> None:
 @pytest.mark.parametrize(
     ("changed", "told"),
     [
-        ((), {"backoff": "none after attempt 2, where a wait may overflow: max_attempts is 3"}),
+        ((), {"backoff": "later waits, which may overflow, were not tried: max_attempts is 3"}),
         (("max_attempts = 3\n", "max_attempts = 90\n"), {"backoff": "89 waits measured"}),
         (
             ("claim(worker, limit", "claim(worker", "LIMIT :limit", "LIMIT 1"),
@@ -131,7 +131,7 @@ def test_a_card_has_what_a_probe_did_not_ask(lab_of: LabOf) -> None:
     """The remark stands beside the verdict that it is about."""
     backoff = judged(lab_of(SKIP_LOCKED), "backoff", profile="glance")["backoff"]
     assert backoff.verdict == "holds"
-    assert "none after attempt 2, where a wait may overflow: max_attempts is 3" in backoff.reason
+    assert "later waits, which may overflow, were not tried: max_attempts is 3" in backoff.reason
 
 
 def test_every_story_of_a_guarantee_stands_in_every_report(tmp_path: Path) -> None:

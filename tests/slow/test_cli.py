@@ -99,8 +99,8 @@ def test_a_broken_queue_exits_1_with_its_story(broken: tuple[Ran, Path]) -> None
     assert (ran.code, ran.err) == (1, "")
     assert "single-claim: No job is held by two workers at once." in ran.out
     told = ran.out.partition("\nHow to mend it: ")[2]
-    change = "     AND run_at <= now()\n+    AND status = 'queued'\n"
-    assert told.startswith(f"claim: asks for status = 'queued'.\n\n{change}")
+    change = "      AND run_at <= now()\n+     AND status = 'queued'\n"
+    assert told.startswith(f"Let claim also ask for status = 'queued'.\n\n{change}")
     *_, again, mend, more, _, whole = ran.out.splitlines()
     assert again.endswith(f" queueproof replay {BROKEN} single-claim")
     assert mend.endswith(f" queueproof mend {BROKEN}")

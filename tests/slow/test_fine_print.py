@@ -234,7 +234,7 @@ RETURNING id;""",
 @pytest.mark.parametrize(
     ("text", "cause", "words", "seen"),
     [
-        (LATE_FAIL_FREES, "fencing", "was allowed to fail a job with a claim that had", False),
+        (LATE_FAIL_FREES, "fencing", "fail was accepted, although its claim had ended", False),
         (ANSWERS_ALL, "claim-limit", "which it had claimed before", True),
     ],
 )

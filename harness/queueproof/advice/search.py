@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import heapq
 import os
+import re
 from collections import Counter
 from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -69,6 +70,11 @@ _ABOUT = {  # of which columns a guarantee speaks most: what changes them is tri
     "fencing": ("attempts",),
     "routing": ("queue",),
     "order": ("priority", "due"),
+}
+_TO_DO = {  # patterns of a form's name, each with the words in which a reader is told to do it
+    r"^(\w+): asks for (.*)": r"Let \1 also ask for \2",
+    r"^(\w+): (.*) added$": r"Add \2 to \1",
+    r"^(\w+): (.*) dropped$": r"Drop \2 from \1",
 }
 
 
@@ -272,13 +278,23 @@ def said(before: str, fix: Fix, name: str) -> str:
         if tag == "equal":
             continue
         first = first or at + (upto > at)
-        lines += [f" {line}" for line in old[at - 1 : at] if upto == at]
-        lines += [f"-{line}" for line in old[at:upto]] + [f"+{line}" for line in new[begin:end]]
+        # The space keeps `-` and an SQL comment apart from the `---` of a diff's header.
+        lines += [f"  {line}" for line in old[at - 1 : at] if upto == at]
+        lines += [f"- {line}" for line in old[at:upto]] + [f"+ {line}" for line in new[begin:end]]
     few = len(lines) <= SHORT
     shown = "\n".join([".", "", "```diff", *lines, "```", "", ""]) if few else ". "
     place = f" at {name}:{first}" if name else ""
-    told = f"With this change{place} the break does not happen again."
-    return f"{fix.what}{shown}{told} `queueproof mend` checks everything else."
+    told = f"With this change{place} this break is gone."
+    return (
+        f"{_asked(fix.what)}{shown}{told} `queueproof mend` also checks that nothing else breaks."
+    )
+
+
+def _asked(what: str) -> str:
+    """The name of a form as what to do, where it has a verb for that."""
+    for pattern, told in _TO_DO.items():
+        what = re.sub(pattern, told, what)
+    return what
 
 
 def ranked(draft: Draft, guarantee: str, blocks: Collection[str]) -> list[tuple[Fix, bool]]:

@@ -65,15 +65,15 @@ class Chart(NamedTuple):
 
 def charts(report: BenchReport) -> list[Chart]:
     """The subjects of the figures."""
-    possible, batch, convoy = throughput(report)
+    batch, possible, convoy = throughput(report)
     cost = (_open_loop(report), _latency(report), _endurance(report), _counters(report))
-    found = (possible, batch, _by("workers", report), convoy, *cost)
+    found = (batch, possible, _by("workers", report), convoy, *cost)
     return [chart for chart in found if chart.panels]
 
 
 def throughput(report: BenchReport) -> list[Chart]:
     """Those of how much is done, without those of what it costs."""
-    return [_possible(report), _by("batch", report), _convoy(report)]
+    return [_by("batch", report), _possible(report), _convoy(report)]
 
 
 def svg(report: BenchReport) -> str:
@@ -130,13 +130,18 @@ def _by(kind: str, report: BenchReport) -> Chart:
         number = getattr(entry.shape, apart)
         # Real queues have a panel of their own: they do more for a job, and curves stay apart.
         real = any(run.message for run in entry.runs)
-        panel = ((number, real), words(number) + ", real queues" * real)
+        panel = ((number, real), words(number) + ", libraries" * real)
         rows.append(_rate(entry, panel, x=getattr(entry.shape, kind)))
     points = Counter((row["panel"], row["queue"]) for row in rows)
     curved = {panel for (panel, _), number in points.items() if number > 1}
     # Beside curves a point alone, and its name, would stand among those of others.
     alone = {one for one, number in points.items() if number == 1 and one[0] in curved}
     rows = [row for row in rows if (row["panel"], row["queue"]) not in alone]
+    # The load that most queues have had comes first, as among the tables.
+    often = Counter(row["panel"] for row in rows)
+    for row in rows:
+        order, title = row["panel"]
+        row["panel"] = ((-often[order, title], order), title)
     return _curves(kind, rows, report.names())
 
 
@@ -153,6 +158,7 @@ def _convoy(report: BenchReport) -> Chart:
     def special(rows: list[Row]) -> Spec:
         # With room for what stands beside a bar.
         return {
+            "measure": f"jobs/s (2x: twice {shown[0].queue})",
             "most": 1.3 * max(row["high"] for row in rows),
             "height": SIZES["around_bars"] + SIZES["bar"] * len(rows),
         }

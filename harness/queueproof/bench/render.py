@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from types import ModuleType
 
 _DAMAGED = (ValueError, LookupError, TypeError, ArithmeticError, AttributeError, UndefinedError)
+WORDS = frozenset({"strategy", "phase", "the backends were"})  # columns that are no numbers
 SAID = ("fsync", "autovacuum")  # settings that stand at the top
 LACKING = {"comparison": None, "interrupted": False, "endure": 0.0, "apart": True}
 """What a report's method does not say where there was none of it, or it was not known before."""
@@ -153,7 +154,7 @@ def _falls(report: BenchReport) -> list[str]:
                 for one in entries
             )
             told.append(
-                f"**More workers do less** where {queue} claims in batches of {batch}:"
+                f"**In batches of {batch}, {queue} gets slower with more workers**:"
                 f" {', '.join(rates)} (jobs/s)."
             )
     return told
@@ -191,9 +192,9 @@ def _most(report: BenchReport) -> list[str]:
     return [
         (
             f"**With {numbers.workers(entries[0].shape.workers)}, {entries[0].queue} is the fastest"
-            f" queue that keeps its jobs**{beside}{alike} {entries[0].queue} reaches"
-            f" {low if low == high else f'{low} to {high}'} % of the upper bound, {limit}. That one"
-            " deletes a job when it is claimed: when a worker dies, its jobs are lost."
+            f" queue that keeps its jobs**{beside}{alike} The upper bound is"
+            f" {limit}, which deletes a job when it is claimed, and so loses it if the worker dies."
+            f" {entries[0].queue} reaches {low if low == high else f'{low} to {high}'} % of it."
         )
     ]
 
@@ -206,7 +207,7 @@ def notes(report: BenchReport) -> list[str]:
             workers = numbers.workers(entry.shape.workers)
             cell = f"{entry.shape.batch} with {workers}{entry.shape.held(', hold ')}"
             reasons.setdefault((entry.queue, entry.reason), []).append(cell)
-    return [f"{q}, batches of {', '.join(at)}: {why}." for (q, why), at in reasons.items()]
+    return [f"{q}, batches of {' and '.join(at)}: {why}." for (q, why), at in reasons.items()]
 
 
 def markdown(report: BenchReport, chart: str | None = None, more: Sequence[str] = ()) -> str:
@@ -221,7 +222,7 @@ def markdown(report: BenchReport, chart: str | None = None, more: Sequence[str] 
         parts.append("\n".join(f"- {reason}" for reason in missing))
     for table in tables(report):
         parts.append(f"## {table.title}")
-        rule = ["---", *["---:"] * (len(table.header) - 1)]
+        rule = ["---" if word in WORDS else "---:" for word in table.header]
         lines = [table.header, rule, *table.rows]
         parts.append("\n".join(f"| {' | '.join(line)} |" for line in lines))
         if table.note:

@@ -127,7 +127,9 @@ def _throughput(workers: str, entries: Sequence[Series], first: str) -> TitledTa
             return _rate(entry)
         return f"{_rate(entry)} ({numbers.median(entry.ratios(base))}x)"
 
-    note = f"In brackets: relative to {first}." if len(entries) > len(bases) else ""
+    note = "±: half of the difference between the slowest round and the fastest."
+    if len(entries) > len(bases):
+        note += f" In brackets: relative to {first}."
     return _by_batch(f"Jobs/s, {workers}", [(entry, figure(entry)) for entry in entries], note)
 
 

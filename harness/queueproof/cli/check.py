@@ -26,7 +26,8 @@ def check(
         typer.Argument(
             metavar="QUEUE",
             help=f"{opt.QUEUES} With several, each gets its own report files, and the exit code is"
-            " the first of 4, 1, 2, 0. With none, those of [tool.queueproof] in pyproject.toml.",
+            " 4 if one of them gives 4, else 1, else 2, else 0. With none, those of"
+            " [tool.queueproof] in pyproject.toml.",
             show_default=False,
         ),
     ] = None,
@@ -52,7 +53,8 @@ def check(
     """Find out which guarantees a queue breaks, and how.
 
     Exits 0 when every guarantee holds or is accepted, 1 when one is broken, 2 when none is broken
-    but one is inconclusive, 4 when the queue, the server or an option cannot be used.
+    but one is inconclusive, 4 when the queue, the server or an option cannot be used. Accepted:
+    broken, but listed as known (`queueproof accept`). Inconclusive: too little was seen to decide.
     """
     options = {name: value for name, value in locals().items() if name != "queues"}
     of_project = project()

@@ -126,6 +126,7 @@ def judged(asked: CheckOptions, beyond: Beyond | None = None) -> int:
     """
     from queueproof.queues.resolve import files_of
 
+    began = time.monotonic()
     asked.select()
     cluster = _cluster(asked.cluster)
     reports = Reports(asked.json, asked.html, asked.junit, asked.badge, asked.annotate)
@@ -166,7 +167,7 @@ def judged(asked: CheckOptions, beyond: Beyond | None = None) -> int:
     if go_on is None and card.verdict == "holds" and asked.profile is ProfileName.quick:
         further = shlex.join(["check" if word == "replay" else word for word in command])
         out.say(f"Profile quick is the smallest check. Check more:  {further} --profile default")
-    print_whole(out, card, came_of_it)
+    print_whole(out, card, time.monotonic() - began, came_of_it)
     reports.write(card, shlex.join(command))
     return card.exit_code
 

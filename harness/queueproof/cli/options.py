@@ -48,18 +48,17 @@ _REQUIRE = "Exit 2 if one of these cannot be judged, for example because PgBounc
 Require: TypeAlias = Annotated[list[str] | None, _option(ASKED, _REQUIRE, metavar="ID,...")]
 _WITH = (
     "A second version of QUEUE: workers of both run at the same time, as in a rolling deploy. Its"
-    " schema is the same, or a migration of QUEUE's."
+    " schema is the same as QUEUE's, or a migration that changes QUEUE's tables."
 )
 With: TypeAlias = Annotated[str | None, _option(ASKED, _WITH, "--with", metavar="FILE")]
 _PROFILE = (
-    "How thoroughly to check. An SQL file takes, on two idle cores, 10 to 20 s (quick), half a"
-    " minute to two minutes (default), or many minutes (deep). A worker program takes three to six"
-    " times as long, a busy machine up to three times. Without this option: the profile named"
-    " default; for watch, mend and mutate, quick."
+    "How thoroughly to check. quick: 10 to 20 s for an SQL file on two idle cores. default: half a"
+    " minute to two minutes. deep: many minutes. A broken queue takes longer, because a fix is"
+    " searched. A worker program takes three to six times as long."
 )
-Profile: TypeAlias = Annotated[ProfileName, _option(HOW, _PROFILE, show_default=False)]
+Profile: TypeAlias = Annotated[ProfileName, _option(HOW, _PROFILE)]
 ProfileOrProjects: TypeAlias = Annotated[
-    ProfileName | None, _option(HOW, _PROFILE, show_default=False)
+    ProfileName | None, _option(HOW, _PROFILE, show_default="pyproject.toml's, or default")
 ]
 _SEED = "Random seed. The same seed and profile give the same verdict."
 Seed: TypeAlias = Annotated[int, _option(HOW, _SEED)]

@@ -75,7 +75,7 @@ def tell(
 
 
 def show(queue: QueueName) -> None:
-    """Print the complete queue file, with the parts of the file that it `extends`."""
+    """Print a queue file in full, together with the file that it `extends`."""
     from queueproof.queues.resolve import sql_file
 
     typer.echo(sql_file(queue, "show prints").whole.rstrip())

@@ -121,6 +121,7 @@ def _once(  # noqa: PLR0917 - what a check is made with
     from queueproof.report.terminal import print_whole
     from queueproof.run.open import open_lab
 
+    began = time.monotonic()
     with open_lab(target, server) as lab:
         if token is not None:
             _replayed(out, lab, token)
@@ -129,7 +130,7 @@ def _once(  # noqa: PLR0917 - what a check is made with
         replay = command_of(target.name, None, lab, where)
         card = printed(out, [card], target, {})
     print_summary(out, card, target, replay)
-    print_whole(out, card)
+    print_whole(out, card, time.monotonic() - began)
     broken = [one for one in card.guarantees if one.verdict == "broken"]
     return next((one.replay for one in broken if one.replay), None)
 

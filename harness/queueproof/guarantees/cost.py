@@ -8,7 +8,7 @@ from queueproof.queues.offer import Offer
 
 def _promised_snapshot(offer: Offer) -> str | None:
     promised = "old-snapshot" in offer.queue.promises
-    return None if promised else "not in promises; most queues lose here"
+    return None if promised else "not promised by this queue; most queues would break it"
 
 
 GUARANTEES = (
@@ -17,8 +17,8 @@ GUARANTEES = (
         called="bloat, slow claims, full table scan",
         apart=True,
         sentence=(
-            "A claim on a vacuumed table touches no more buffers with a million finished jobs or a "
-            "deep backlog."
+            "On a vacuumed table a claim touches no more buffers with a million finished jobs or a "
+            "deep backlog than with few jobs."
         ),
         why="the queue gets slower every week",
         source="https://brandur.org/postgres-queues",

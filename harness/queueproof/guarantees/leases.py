@@ -62,7 +62,7 @@ def _fencing(pieces: Pieces) -> Iterator[Program]:
 GUARANTEES = (
     Guarantee(
         id="stale-recovery",
-        called="visibility timeout, stuck job, orphaned job, crashed worker",
+        called="visibility timeout, heartbeat, stuck job, lost job, orphaned job, crashed worker",
         sentence="A crashed worker's job becomes claimable once its lease has run out.",
         why="a deployment or a crash strands the jobs that were running",
         source="https://github.com/RealOrangeOne/django-tasks/issues/46",
@@ -121,7 +121,7 @@ GUARANTEES = (
     ),
     Guarantee(
         id="fencing",
-        called="fencing token, lost lease, late completion, zombie worker",
+        called="fencing token, lost lease, late completion, late heartbeat, zombie worker",
         sentence=(
             "A worker that lost its job cannot complete, fail or extend it, not even when the same "
             "worker has claimed it again."

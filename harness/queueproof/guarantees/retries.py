@@ -123,9 +123,9 @@ GUARANTEES = (
     ),
     Guarantee(
         id="retry-given",
-        called="missing retries",
+        called="missing retry, a job that is not retried",
         sentence=(
-            "A failed job that has attempts left is tried again, and so is a crashed worker's."
+            "A job that failed, or whose worker crashed, is tried again while it has attempts left."
         ),
         why="a passing fault, or a worker that dies, ends a job for good",
         source=(
@@ -149,7 +149,7 @@ GUARANTEES = (
     ),
     Guarantee(
         id="backoff",
-        called="exponential backoff, retry storm",
+        called="exponential backoff, retry delay, retry storm",
         sentence=(
             "A failed job waits before its next attempt; the wait grows, is capped, and never "
             "overflows."

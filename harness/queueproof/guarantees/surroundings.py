@@ -70,7 +70,10 @@ GUARANTEES = (
         id="isolation",
         called="REPEATABLE READ, SERIALIZABLE, serialization failure",
         apart=True,
-        sentence="Under REPEATABLE READ and SERIALIZABLE the worst answer is a retryable error.",
+        sentence=(
+            "Under REPEATABLE READ and SERIALIZABLE nothing worse happens than an error that can "
+            "be retried."
+        ),
         why="a changed default of the database turns into lost or doubled work",
         source="https://www.postgresql.org/docs/current/transaction-iso.html",
         wild=(
@@ -95,8 +98,8 @@ GUARANTEES = (
         called="durability, kill -9",
         apart=True,
         sentence=(
-            "Nothing acknowledged is lost or doubled when worker, connection or server dies at any "
-            "step, the acknowledgement of COMMIT included."
+            "What was acknowledged is neither lost nor done twice when a worker, a connection or "
+            "the server dies, not even when it dies while COMMIT is answered."
         ),
         why="an outage of a second loses jobs, or runs finished ones again",
         source="https://github.com/rails/solid_queue/issues/748",

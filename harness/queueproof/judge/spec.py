@@ -489,7 +489,7 @@ def _accepted_after_its_end(rules: Declared, job: Job, act: Act, verb: str) -> l
         since = (
             "it has claimed the job again since" if mine else f"{job.holder.actor} has the job now"
         )
-        because = f"{who} was allowed to {verb} a job with a claim that had ended: {since}"
+        because = f"{who}'s {act.kind} was accepted, although its claim had ended and {since}"
     else:
         mine = job.last is not None and job.last.actor == who and job.last is not act.holder
         ended = f"had lost and that had {job.phase}" if job.phase in FINISHED else "had given back"

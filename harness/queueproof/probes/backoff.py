@@ -194,7 +194,7 @@ def _unasked(offer: Offer, waits: RetryWaits) -> str:
     if not last or last >= LATER[0]:
         return ""
     why = f": max_attempts is {offer.queue.max_attempts}" if offer.queue.max_attempts else ""
-    return f"none after attempt {last}, where a wait may overflow{why}"
+    return f"later waits, which may overflow, were not tried{why}"
 
 
 def _cases(queue: Queue) -> Iterator[Case]:

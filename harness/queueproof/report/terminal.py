@@ -10,6 +10,7 @@ from typing import IO
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
+from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
@@ -81,11 +82,11 @@ def print_card(out: Output, card: Card, aside: Aside = nullcontext) -> None:
         with aside(f"the drawing of a story of {judgement.id}"):
             if story.told:
                 text = to_text(story.told, out.width if out.is_terminal else WIDTH, legend)
-        print_story(out, text)
+        print_story(out, text.removeprefix(f"{judgement.id}: ") if out.is_terminal else text)
         if story == judgement.stories[-1]:
             mend = judgement.remedy or remedy(judgement.id, judgement.told)
             for n, piece in enumerate(with_code(f"\nHow to mend it: {mend}")):
-                out.say(f"\n{piece}\n") if n % 2 else out.prose(piece)
+                out.say(_coloured(f"\n{piece}\n")) if n % 2 else out.prose(piece)
     out.say()
 
 
@@ -102,18 +103,16 @@ def print_breaks(out: Output, card: Card, replay: str, *, named: bool, mend: str
     breaks = card.breaks
     if not breaks:
         return
-    rows = []
     for name, (judgement, story) in breaks.items():
         where = f"{story.place.file}:{story.place.line}" if story.place else card.queue
+        if not out.is_terminal:
+            out.say(f"{where}: {name}: {story.reason}")
+            continue
         safe = judgement.remedy or remedy(judgement.id, judgement.told)
         first = _FIRST_SENTENCE.split(with_code(safe)[0])[0]
-        rows.append((where, name, story.reason, first))
-    if out.is_terminal:
-        short = [(where.rpartition("/")[2], *told) for where, *told in rows]
-        out.print(_table(("where", "break", "what happened", "how to mend it"), short))
-    else:
-        for *told, _ in rows:
-            out.say(": ".join(told))
+        out.say(Text.assemble((name, STYLES["broken"]), f"  {where.rpartition('/')[2]}"))
+        for line in (story.reason, f"Mend: {first}"):
+            out.print(Padding.indent(line, 2))
     again = {name: story.replay for name, (_, story) in breaks.items() if story.replay}
     first = next(iter(breaks.values()))[0].id
     if again and named:
@@ -262,21 +261,28 @@ def _table(headings: Sequence[str], rows: Iterable[Sequence[str | Text]]) -> Tab
     return table
 
 
-def print_whole(out: Output, card: Card, note: str = "") -> None:
+def _coloured(change: str) -> Text:
+    """The lines of a change: what goes is red, what comes is green."""
+    told = Text(change)
+    told.highlight_regex(r"(?m)^-.*", "red")
+    told.highlight_regex(r"(?m)^\+.*", "green")
+    return told
+
+
+def print_whole(out: Output, card: Card, seconds: float, note: str = "") -> None:
     """Print the verdict of the whole, in one line.
 
     Args:
         out: Where.
         card: The verdicts.
+        seconds: Since the command began, the search for remedies included.
         note: What else has come of it.
     """
     accepts = any(one.verdict == "accepted" for one in card.guarantees)
     # What holds but for its declared breaks is no queue that holds.
     word = "accepted" if accepts and card.verdict == "holds" else card.verdict
     found = (word, STYLES[word])
-    told = Text.assemble(
-        found, f": {card.queue} ({summary(card.guarantees)}; {card.seconds:.0f} s)"
-    )
+    told = Text.assemble(found, f": {card.queue} ({summary(card.guarantees)}; {seconds:.0f} s)")
     if note:
         told.append(f". {note}")
     out.print(told, soft_wrap=not out.is_terminal)

@@ -203,6 +203,10 @@ def _run(story: Story, new: Sequence[tuple[int, str]], width: int) -> Iterator[s
     room = len(columns) > 1 and 4 + len(columns) * (COLUMN + 2) - 2 <= width
     yield _timeline(story, columns, width) if room else _listing(story, width)
     yield _filled("\n".join(remarks(story)), width)
+    shown = {NO_LETTER, *(number for number, _ in new)}
+    sent = (fact for turn in story.turns for fact in turn.facts if isinstance(fact, Sent))
+    if above := sorted({fact.statement for fact in sent} - shown):
+        yield f"{', '.join(f'[{letter(number)}]' for number in above)}: as above"
     for number, sql in new:
         yield f"[{letter(number)}]\n{textwrap.indent(sql, '    ')}"
     for sql in story.functions:
@@ -308,7 +312,7 @@ def _undone(story: Story) -> _Undone | None:
 def _allowed(wait: AllowedWait) -> str:
     if wait.rival:
         both = f"{wait.actor}'s claim waits for {wait.rival}'s because both take the same job"
-        return f"{both}. That wait is not counted as a break."
+        return f"{both}. This wait does not count against non-blocking."
     return f"{wait.actor}'s claim may wait here: with an old snapshot even SKIP LOCKED does."
 
 
