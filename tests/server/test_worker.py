@@ -149,7 +149,7 @@ def test_init_tells_facts_and_operations() -> None:
         ({"lease": 1e300}, "more than a clock can tell"),
         ({"backoff": -1}, "backoff: it cannot be less than zero"),
         ({"lease": 1e12}, "lease: it is longer than 36,525 days"),
-        ({"max_attempts": 0}, "max_attempts: 0 is not a whole number from 1 on"),
+        ({"max_attempts": 0}, "max_attempts: 0 is no whole number from 1 to"),
         ({"order": "lifo"}, "order: 'lifo' is none of"),
         ({"promises": ["old-snapshots"]}, "unknown guarantee old-snapshots; did you mean"),
         ({"retry_on": ["40"]}, "'40' is no SQLSTATE"),
