@@ -162,7 +162,7 @@ class Row:
         return summary(j for j in self.card.guarantees if j.id != self.defect)
 
     def remark(self, guarantee: str) -> Remark | None:
-        """What its verdict on a guarantee means, if that is said."""
+        """The remark on a guarantee, if there is one."""
         return self.peer.remarks.get(guarantee) if self.peer else None
 
 

@@ -397,6 +397,8 @@ CRASHED = "w1 claims 1; w1 crashes; "
     so where no attempts are promised, if it comes back too late
         enqueue 1; w1 claims 1; w1 crashes; +31; sweep; +31; recover 1; w2 runs 1; all completed
         => stale-recovery
+    or runs again after an enqueue that named it, which is new life
+        enqueue 1; w1 claims 1; w1 crashes; +31; sweep; enqueue 1; w2 runs 1; all completed => holds
     where no attempts are promised it may have ended
         enqueue 1; w1 claims 1; w1 crashes; +31; jobs 1=failed; sweep; left 1=failed => holds
     a sweep while the lease of a crashed worker runs proves nothing

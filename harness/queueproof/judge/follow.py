@@ -331,8 +331,7 @@ class _JobCheck:
             over = job.phase == Phase.RUNNING and (self.declared.tied or end < act.call.began)
             back = job.phase == Phase.QUEUED and job.released
             # Where no bound is promised it may have ended, unless it is seen, or runs again.
-            alive = seen in {"queued", "running"} or self._is_claimed_after(act)
-            spent = job.exhausted and not (job.bound is None and alive)
+            spent = job.exhausted and (job.bound is not None or not self._goes_on(act, seen))
             if not job.crashed or not (over or back) or spent:
                 return None
         if self.lives.outcome(self.job) == "failed":
@@ -361,9 +360,16 @@ class _JobCheck:
             act.call.index,
         )
 
-    def _is_claimed_after(self, act: Act) -> bool:
-        entries = self.life.entries
-        return any(one.kind == "claim" and one.call.index > act.call.index for one in entries)
+    def _goes_on(self, sweep: Act, seen: State | None) -> bool:
+        """A job has not ended: it is seen to wait or to run; where nobody sees it, a claim gets it.
+
+        An enqueue that names it may have made it run again.
+        """
+        if seen is not None:
+            return seen not in FINISHED
+        later = (one for one in self.life.entries if one.call.index > sweep.call.index)
+        told = (one.kind for one in later if one.answer == "accepted")
+        return next((kind for kind in told if kind in {"claim", "enqueue"}), "") == "claim"
 
     def _finish(self, configs: list[_Config], acts: Sequence[Act]) -> None:
         claimed = any(act.kind == "claim" and act.answer == "accepted" for act in acts)
