@@ -28,7 +28,8 @@ if TYPE_CHECKING:
 
 _PACKAGE = "queueproof.scenarios"
 _NAME = "queueproof-examiner"
-_SERVER, _CARDS = "queueproof_server", "queueproof_cards"  # that go to xdist's workers, and come
+# What goes to pytest-xdist's workers, and what comes from them.
+_SERVER, _CARDS, _UNASKED = (f"queueproof_{one}" for one in ("server", "cards", "unasked"))
 
 
 def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginManager) -> None:
@@ -373,9 +374,11 @@ class Examiner:
     @pytest.hookimpl(optionalhook=True)
     def pytest_testnodedown(self, node: Any) -> None:  # noqa: ANN401 - of pytest-xdist
         """Take over what a worker of pytest-xdist has found; one that died has found nothing."""
-        sent = getattr(node, "workeroutput", {}).get(_CARDS)
-        if sent is not None:
-            self._cards.update(pickle.loads(sent))  # noqa: S301 - our worker's
+        sent = getattr(node, "workeroutput", {})
+        if _CARDS in sent:
+            self._cards.update(pickle.loads(sent[_CARDS]))  # noqa: S301 - our worker's
+        if _UNASKED in sent:
+            raise pytest.UsageError(sent[_UNASKED])
 
     def _wants(self, item: pytest.Item) -> bool:
         marker = item.get_closest_marker("guarantee")
@@ -397,9 +400,12 @@ class Examiner:
                     self._waiting[queue.name] = queue
         unasked = self._required.difference(*self._asked.values())
         if unasked:
-            raise pytest.UsageError(
-                f"--queueproof-require {min(unasked)}: no test that is left asks for it"
-            )
+            told = f"--queueproof-require {min(unasked)}: no test that is left asks for it"
+            if beside:
+                raise pytest.UsageError(told)
+            # Only the run itself may end in an error of usage.
+            session.config.workeroutput[_UNASKED] = told  # type: ignore[attr-defined] # xdist's
+            session.items.clear()
 
     def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> None:
         """End with pytest's code for no tests where a queue was skipped through and through."""

@@ -414,6 +414,19 @@ def test_a_statement_is_planned_once_for_all_runs(lab_of: LabOf) -> None:
     assert value(lab.session("w1"), PLANNED) == "4 0"
 
 
+def test_a_run_that_is_done_again_draws_the_same_lots(lab_of: LabOf) -> None:
+    """Same seed, same verdict: where waits differ by random(), each session's are its seed's."""
+    lab = lab_of(queue("CREATE TABLE jobs (id bigserial PRIMARY KEY, x float DEFAULT random())"))
+
+    def drawn(seed: int, key: str) -> str:
+        lab.reset(seed=seed)
+        return value(lab.session(key), "SELECT array[random(), random()]")
+
+    first = drawn(1, "w1")
+    assert drawn(1, "w1") == first
+    assert len({first, drawn(2, "w1"), drawn(1, "w2")}) == 3
+
+
 def test_functions_are_planned_under_the_settings_of_their_run(lab_of: LabOf) -> None:
     """A plan inside a function, made for another run, would hide what these settings show."""
     first = """FUNCTION first() RETURNS bigint LANGUAGE plpgsql AS $$

@@ -184,6 +184,7 @@ def test_a_declared_break_must_be_seen(pytester: pytest.Pytester, breaks: str, r
         (["--queueproof-skip", "odrer"], "did you mean 'order'"),
         (["--queueproof-require", "fence"], "did you mean 'fencing'"),
         (["-k", "test_order", "--queueproof-require", "fencing"], "no test that is left asks for"),
+        (["-n", "1", "-k", "order", "--queueproof-require", "fencing"], "no test that is left"),
     ],
 )
 def test_mistakes_exit_4(pytester: pytest.Pytester, arguments: list[str], message: str) -> None:

@@ -88,6 +88,7 @@ class Case(NamedTuple):
         meanwhile: What comes while it waits: another job's completion, a recovery, or what its
             own worker sends once more (rule 6); or nothing.
         close: Whether it is asked for at the last moment.
+        seed: Of what its SQL draws by lot.
     """
 
     told: str
@@ -96,6 +97,7 @@ class Case(NamedTuple):
     fails: int = 1
     meanwhile: str = ""
     close: bool = False
+    seed: int = 0
 
     @property
     def workers(self) -> list[str]:
@@ -216,8 +218,8 @@ def _cases(queue: Queue) -> Iterator[Case]:
     if declared and "queue" in takes & queue.takes("claim"):
         yield Case("attempt 1 a job of queue other", {"queue": "other"})
     yield Case("attempt 2, which began a day after it was due, the job", fails=2)
-    for _ in range(DRAWN if declared else 0):  # waits may differ
-        yield Case("attempt 1 one of {} jobs", jobs=SEVERAL, close=True)
+    for seed in range(DRAWN if declared else 0):  # waits may differ
+        yield Case("attempt 1 one of {} jobs", jobs=SEVERAL, close=True, seed=seed)
 
 
 def _ends_early(lab: Lab, offer: Offer, case: Case, wait: float, sent: list[str]) -> str:
@@ -232,7 +234,7 @@ def _ends_early(lab: Lab, offer: Offer, case: Case, wait: float, sent: list[str]
     """
     queue = offer.queue
     least = queue.backoff_seconds if case.facts or case.close else wait * (1 - queue.jitter)
-    lab.reset()
+    lab.reset(seed=case.seed)
     failed_at = _failed(lab, offer, case, wait, sent)
     if not failed_at:
         return ""

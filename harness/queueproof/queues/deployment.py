@@ -75,6 +75,7 @@ class Deployment(SqlFileQueue):
         self.sees_cluster = old.sees_cluster or new.sees_cluster
         self.joins_transactions = old.joins_transactions and new.joins_transactions
         self.sends_time = old.sends_time or new.sends_time
+        self.draws_lots = old.draws_lots or new.draws_lots
         self.keeps_state = old.keeps_state or new.keeps_state
         spans = [old.longest_span, new.longest_span]
         self.longest_span = None if None in spans else max(filter(None, spans), default=0.0)

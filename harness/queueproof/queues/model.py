@@ -293,6 +293,8 @@ class Queue(Facts):
     """Whether its SQL may read what belongs to a whole server: transaction ids, sessions, locks."""
     sends_time: bool = False
     """Whether its SQL is given the time by its worker."""
+    draws_lots: bool = False
+    """Whether its SQL draws random numbers, whose seed a session can be given."""
     joins_transactions: bool = False
     """Whether its enqueue may run inside a transaction of its producer's."""
     keeps_state: bool = True

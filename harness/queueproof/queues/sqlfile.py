@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 
 # Functions and views by which SQL learns which backends there are.
+_RANDOM = re.compile(r"\brandom(_normal)?\s*\(", re.IGNORECASE)
 _BACKENDS = re.compile(r"\bpg_\w*(stat_|backend|locks|blocking)|\binet_client", re.IGNORECASE)
 # What all databases of a server have in common; and functions that nobody here can read.
 _CLUSTER = re.compile(
@@ -171,6 +172,7 @@ class SqlFileQueue(Queue):
         self.sees_backends = bool(_BACKENDS.search(everything))
         self.sees_cluster = bool(_CLUSTER.search(everything))
         self.keeps_state = bool(_KEPT.search(everything))
+        self.draws_lots = bool(_RANDOM.search(everything))
         self.sends_time = any(NOW in block.used for block in blocks.values())
         self.longest_span = longest_span(blocks.values())
         first = (first_keyword(one.text) for one in blocks["enqueue"].statements)

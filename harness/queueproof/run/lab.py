@@ -10,6 +10,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from datetime import timedelta
 from importlib.resources import files
 from typing import Any, TypeGuard
+from zlib import crc32
 
 from psycopg import sql
 from psycopg.conninfo import make_conninfo
@@ -137,6 +138,7 @@ class Lab:
         self._closed = False  # the gates
         self.started: set[str] = set()
         self._conditions = PLAIN  # of the run that the last reset was for
+        self._seed = 0  # the same
         self.has_own_clock = not isinstance(queue, SqlFileQueue)
         try:
             self._install(conninfo)
@@ -240,12 +242,14 @@ class Lab:
 
     # --- between and during runs ----------------------------------------------------------------
 
-    def reset(self, conditions: Conditions = PLAIN, *, renew: bool = False) -> None:
+    def reset(self, conditions: Conditions = PLAIN, *, renew: bool = False, seed: int = 0) -> None:
         """Bring the database back to the beginning and the clock back to real time.
 
         Args:
             conditions: Under what the next run takes place.
             renew: Whether tables are made as small as new ones, which takes longer.
+            seed: What each session's random numbers hang on, and its name: a run that is done
+                again draws the same.
 
         Raises:
             QueueError: Somebody holds a lock on a table of the queue, an operation has altered or
@@ -255,6 +259,7 @@ class Lab:
             self._begin_anew(renew=False)
             self.tables.stop_at(conditions.gate)
         self._conditions = conditions
+        self._seed = seed
         self._begin_anew(renew=renew)
 
     def _begin_anew(self, *, renew: bool) -> None:
@@ -358,7 +363,9 @@ class Lab:
         if wanted or planned:
             wanted = {**_UNPREPARED, **wanted}
         if self._conditions.gate in {"query", "every"}:
-            return {"cursor_tuple_fraction": "1", **wanted}  # a cursor's plan is the query's own
+            wanted = {"cursor_tuple_fraction": "1", **wanted}  # a cursor's plan is the query's own
+        if self.queue.draws_lots and not self._pooler:
+            wanted = {**wanted, "seed": f"{crc32(f'{self._seed} {key}'.encode()) / 2**31 - 1}"}
         return wanted
 
     def prepare(self, actors: Iterable[str]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from zlib import crc32
 
 from queueproof.errors import QueueError
 from queueproof.history.calls import Call, History
@@ -129,7 +130,7 @@ class Runner:
     def _run_once(self, program: Program, schedule: Sequence[int] = (), ahead: float = 0.0) -> Run:
         if self._anew:
             self._lab.forget_sessions()
-        self._lab.reset(self.conditions)
+        self._lab.reset(self.conditions, seed=crc32(repr(program).encode()))
         if ahead:
             self._lab.advance(ahead)
         execution = Execution(self._lab, self._terms, program, schedule)
