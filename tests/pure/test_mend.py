@@ -322,6 +322,11 @@ LANED = "(queue)\nINSERT INTO jobs (lane) VALUES (:queue) RETURNING id;"
 SLOTS = """(id)!
 WITH ended AS (UPDATE jobs SET status = 'completed' WHERE id = :id RETURNING id),
 free AS (UPDATE slots SET job = NULL WHERE job = :id) SELECT id FROM ended;"""
+MINUTES = """(lease)
+UPDATE jobs SET ends = now() + extract(minutes FROM :lease) * interval '1 s' RETURNING id;"""
+LEASE = 'lease = "1 minute"'
+OTHERS = """(age)
+DELETE FROM jobs WHERE status NOT IN ('queued', 'running') AND due < now() - :age;"""
 HOLDER = (
     "(id, receipt)!\nUPDATE jobs SET status = 'completed' WHERE id = :id AND receipt = :receipt;"
 )
@@ -349,6 +354,12 @@ MADE = {
         "WHERE (id, receipt) IN (SELECT * FROM unnest(:ids::bigint[], :receipts::uuid[]))",
     ),
     "beside": ("concurrency-limit", {"complete": SLOTS}, "AND EXISTS (SELECT FROM ended))"),
+    "field": (
+        "live-lease",
+        {"claim": MINUTES, "header": LEASE},
+        "(extract(epoch FROM :lease) / 60)",
+    ),
+    "ended": ("no-lost-job", {"cleanup": OTHERS}, "WHERE status IN ('completed') AND due"),
 }
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from queueproof.advice.reading import Draft
 from queueproof.advice.remedies import in_own_names
-from queueproof.advice.search import _acting, advise
+from queueproof.advice.search import Fix, _acting, advise
 from queueproof.cli import run
 from queueproof.examine.check import check_queue
 from queueproof.guarantees.catalogue import select
@@ -120,6 +120,17 @@ def test_what_an_author_wrote_stays(server: Server) -> None:
 def test_what_mends_one_story_of_several_is_not_told(server: Server) -> None:
     """The recovery ends the job then, and still gives each crash its attempt back."""
     assert advised(server, BROKEN / "retry_bound_crash_not_counted.sql", "retry-bound") == {}
+
+
+def test_what_breaks_the_contrary_is_not_told(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A recovery that asks for no lease takes back what nobody may: no remedy for late ones."""
+    path = BROKEN / "stale_recovery_wrong_unit.sql"
+    text = load(path).whole.replace(":lease * 60", ":lease * 0")
+    fix = Fix("recover: no lease", "recover", text, 1, last=True)
+    monkeypatch.setattr("queueproof.advice.search.ranked", lambda *_: [(fix, True)])
+    assert advised(server, path, "stale-recovery") == {}
 
 
 DEFECT = str(DOUBLE_CLAIM)

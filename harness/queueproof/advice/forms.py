@@ -31,6 +31,14 @@ from queueproof.advice.reading import HELD, Draft, Site, is_of, quoted
 from queueproof.queues.sqltree import Edit, Parsed, Span
 
 _JSON = re.compile(r"::\s*jsonb?\s*$", re.IGNORECASE)
+_OF_SECONDS = {  # what `extract` gives one field of: the minutes of an hour are 0
+    "microsecond": " * 1000000",
+    "millisecond": " * 1000",
+    "second": "",
+    "minute": " / 60",
+    "hour": " / 3600",
+    "day": " / 86400",
+}
 FITS = 200  # characters that any column for an error holds
 _PLAIN = ("priority", "queue", "max_attempts", "payload")
 
@@ -152,9 +160,9 @@ def _narrowed(site: Site, draft: Draft) -> Iterator[Change]:
     """A condition on the state that says more than it should, or on whose job it is."""
     known = draft.jobs
     wanted = _guards(site, draft)[:1]
-    if site.block == "cleanup" and known.state("completed") and known.state("failed"):
-        ended = f"({known.state('completed')}, {known.state('failed')})"
-        wanted = [Clause(known["status"], ended, "IN")]
+    ended = [known.state(one) for one in ("completed", "failed") if known.state(one)]
+    if site.block == "cleanup" and ended:
+        wanted = [Clause(known["status"], f"({', '.join(ended)})", "IN")]
     if site.block == "claim" and site.own:
         wanted += [known.is_due()] if known["due"] else []
         if known["queue"] and "queue" in draft.queue.takes("claim"):
@@ -449,6 +457,10 @@ def _exact(site: Site, _: Draft) -> Iterator[Change]:
         comma = parsed.text.index(",", span.start)
         inner = parsed.text[comma + 1 : parsed.tokens(span)[-1].start].strip()
         yield Change("date_trunc dropped", [Edit(span, inner)])
+    for field, times in _OF_SECONDS.items():
+        field_of = rf"(?i)\bextract\(\s*{field}s?\s+FROM\s+(:\w+)\s*\)"
+        if whole := rewritten(parsed.text, field_of, rf"(extract(epoch FROM \1){times})"):
+            yield Change(f"all of the time instead of its {field}s alone", whole)
     real = rewritten(parsed.text, r"\bnow\(\)", "clock_timestamp()")
     if site.block == "fail" and real:
         yield Change("clock_timestamp() instead of now()", real)

@@ -189,6 +189,8 @@ class Draft:
         for role, name in (("attempts", self._counted_later()), ("due", self._awaited())):
             if name:
                 found.setdefault(role, name)
+        if "left" in found and found["left"] == found.get("most"):
+            del found["most"]  # what is counted down is no bound
         found |= self._leased(found.get("due", ""))
         flag, states = found.pop("flag", ""), {"running": found.pop("running", "")}
         if "status" in found:
@@ -363,7 +365,7 @@ def _claimed(update: exp.Expr, whole: exp.Expr) -> dict[str, str]:
         elif isinstance(value, exp.Placeholder) and value.this == "worker":
             found["owner"] = name
         elif isinstance(value, exp.Add | exp.Sub) and value.this.name == name:
-            found["attempts"] = name
+            found["attempts" if isinstance(value, exp.Add) else "left"] = name
     for one in getattr(whole.args.get("returning"), "expressions", ()):
         column = one.find(exp.Column)
         if column is not None and one.alias_or_name == "id":

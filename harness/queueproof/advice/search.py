@@ -71,6 +71,17 @@ _ABOUT = {  # of which columns a guarantee speaks most: what changes them is tri
     "routing": ("queue",),
     "order": ("priority", "due"),
 }
+_OTHERWISE = {  # what a form that mends a guarantee may break instead: too much of a good thing
+    "retry-bound": "retry-given",
+    "retry-given": "retry-bound",
+    "live-lease": "stale-recovery",
+    "stale-recovery": "live-lease",
+    "not-early": "no-lost-job",
+    "no-lost-job": "final-state",
+    "final-state": "no-lost-job",
+    "no-starvation": "not-early",
+    "fencing": "live-lease",
+}
 _TO_DO = {  # patterns of a form's name, each with the words in which a reader is told to do it
     r"^(\w+): asks for (.*)": r"Let \1 also ask for \2",
     r"^(\w+): (.*) added$": r"Add \2 to \1",
@@ -219,7 +230,8 @@ def advise(
         stories = tuple(story.replay for story in one.stories if story.replay)
         goal = Goal(stories, (), tuple(other.id for other in broken if other is not one))
         ask = partial(_judged, path=queue.name, goal=goal, seed=card.seed, server=server)
-        keeps = partial(ask, goal=Goal((), (one.id,), profile="glance"))
+        wanted = {one.id, _OTHERWISE.get(one.id, one.id)} - set(goal.broken)
+        keeps = partial(ask, goal=Goal((), tuple(sorted(wanted)), profile="glance"))
         progress(f"looking for what mends {one.id}", None)
         told = ask(text)
         forms = ranked(Draft(text, queue.name), one.id, told.blocks) if told.stories else []
