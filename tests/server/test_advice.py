@@ -8,9 +8,10 @@ from typing import NoReturn
 
 import pytest
 
+from queueproof.advice.catalogue import Fix
 from queueproof.advice.reading import Draft
 from queueproof.advice.remedies import in_own_names
-from queueproof.advice.search import Fix, _acting, advise
+from queueproof.advice.search import _acting, advise
 from queueproof.cli import run
 from queueproof.examine.check import check_queue
 from queueproof.guarantees.catalogue import select
