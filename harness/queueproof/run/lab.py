@@ -418,33 +418,41 @@ class Lab:
             shown = textwrap.shorten(step.sql, 120, placeholder=" ...")
             self.unmoved = f"{wallclock.MISSING}; and it is sent to the server ({shown})"
 
-    def promote(self, jobs: int) -> None:
+    def promote(self, jobs: int) -> bool:
         """Have jobs made claimable that are due, where that takes a step of its own.
 
         Args:
             jobs: How many there may be.
+
+        Returns:
+            Whether a promotion said that it made one.
         """
+        moved = False
         for _ in range(jobs if "promote" in self.queue.offers else 0):
             with suppress(ServerError):  # judged where promotions are
                 if not drive(self.session("reaper"), self.start("promote", **self.defaults())):
                     break
+                moved = True
+        return moved
 
     def maintain(self, jobs: int = 1, sent: list[str] | None = None) -> None:
         """Do what happens by itself while time passes, as at the end of a run (rule 28).
 
-        Recover and promote, until neither changes anything.
+        Recover and promote; once more where a promotion changed something.
 
         Args:
             jobs: How many there may be.
             sent: Gets the recoveries' statements.
         """
-        for _ in range(jobs + 1 if "recover" in self.queue.offers else 0):
-            asked = self.start("recover", **self.defaults())
-            with suppress(ServerError):  # judged where recoveries are
-                if drive(self.session("reaper"), noted(asked, [] if sent is None else sent)):
-                    continue
-            break
-        self.promote(jobs)
+        for _ in range(2):
+            for _ in range(jobs + 1 if "recover" in self.queue.offers else 0):
+                asked = self.start("recover", **self.defaults())
+                with suppress(ServerError):  # judged where recoveries are
+                    if drive(self.session("reaper"), noted(asked, [] if sent is None else sent)):
+                        continue
+                break
+            if not self.promote(jobs):
+                break
 
     def refused(self, operation: str, step: Step, error: ServerError) -> QueueError:  # noqa: ARG002 - a subclass names it
         """The user's error for an operation that failed although nobody disturbed it.
