@@ -74,7 +74,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Crowd", "Do", "JobSpec", "Program", "QueueUnderTest", "must_hold", "under_test"]
 
-SCHEDULES = 250
+SCHEDULES = 250  # of one program: a second or two
 
 
 def must_hold(

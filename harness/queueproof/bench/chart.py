@@ -35,7 +35,7 @@ VERSION = "6.4"  # of Vega-Lite: the same report is drawn the same
 SHAPES = ("circle", "square", "diamond", "triangle-up", "cross", "triangle-down")
 DODGE = 1.035  # by which curves are moved sideways, so that their error bars stand apart
 LABELLED = (1, 2, 5)  # the ticks of a decade that have a number
-SHARES = (0.0, 25.0, 50.0, 75.0, 90.0, 95.0, 99.0, 99.5, 99.9, 99.99)
+SHARES = (0.0, 25.0, 50.0, 75.0, 90.0, 95.0, 99.0, 99.5, 99.9, 99.99)  # denser at the tail
 QUANTILES = ("p50", "p95", "p99")
 ENDURANCE = {
     "buffers": "shared buffers per claim",

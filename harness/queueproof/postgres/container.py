@@ -19,7 +19,7 @@ from queueproof.postgres.watchdog import Watchdog
 if TYPE_CHECKING:
     from testcontainers.core.container import DockerContainer
 
-PORT = 5432
+PORT = 5432  # inside the container
 LOG_TAIL = 15  # lines
 
 

@@ -40,7 +40,7 @@ STOP_SECONDS = 10  # the postmaster itself kills after five what ignores its SIG
 CONTAINER_SECONDS = 2  # dockerd may finish creating a container after its client has died
 DATABASE_SECONDS = 60  # somebody's busy server may take long to drop a database
 RETURN_SECONDS = 10  # for somebody's server that restarts
-CONNECT_SECONDS = 10
+CONNECT_SECONDS = 10  # a server that is going down answers nobody
 TAIL = 15  # lines of a failed program's output that are shown
 
 

@@ -35,7 +35,7 @@ from queueproof.run.lab import Lab
 from queueproof.run.session import Session, drive, execute
 from queueproof.schedule.conditions import PLANNERS
 
-LIMITS = (1, 3)
+LIMITS = (1, 3)  # one job, and several: LIMIT 1 may hide that a sub-select runs again
 CLAIMS = ("claim", "complete_and_claim")  # operations that have a limit
 MANY = range(100_001)  # jobs of a filling, one by one
 _EXPLAINABLE = frozenset({"SELECT", "INSERT", "UPDATE", "DELETE", "MERGE", "WITH"})

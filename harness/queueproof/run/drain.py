@@ -17,7 +17,7 @@ from queueproof.schedule.programs import Do
 DRAIN_CLAIMS = 400  # more than any program enqueues: a claim that never empties must not hang a run
 DRAIN_BATCH = 10  # jobs of a claim: few enough that a batch which is too long shows
 EMPTY = 2  # claims in a row that come back empty, after which there is nothing to be had
-RETRIES = 10
+RETRIES = 10  # of an operation that the server refused: it may be refused for ever
 
 
 def moves(lease: float | None) -> list[float]:

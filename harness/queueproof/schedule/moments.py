@@ -5,8 +5,8 @@ from __future__ import annotations
 MARGIN = 0.3  # seconds before a limit at which somebody looks whether it is kept
 # Seconds; odd, so that no lease or delay ends exactly then.
 MOMENT = 1.7  # what keeps time in whole seconds may round up
-HOUR, DAY = 3607.3, 90061.7
-DECADE = 3660 * DAY
+HOUR, DAY = 3607.3, 90061.7  # each a little more
+DECADE = 3660 * DAY  # longer than any wait that a user would call one
 PRECISION = 0.010  # seconds; jobs that were enqueued nearer to each other have no order
 APART = 2.17 * PRECISION  # what lies between two enqueues, so that real time decides nothing
 ROUNDED_UP = 61.0  # seconds; by so much what is kept in whole minutes is later than was asked

@@ -69,7 +69,7 @@ _EARLY, _LATER = 0.3, 0.6  # of a lease
 # What is left of a lease, at least, and how much of it may pass then.
 _AGES = {"fresh": 0.75, "young": 0.5, "old": 0.2, "late": 0.0, "lapsed": -math.inf}
 _KEPT = {"fresh": 0.8, "young": 0.6, "old": 0.3, "late": 0.05}
-_OLD = 400 * DAY
+_OLD = 400 * DAY  # seconds; older than what a cleanup or a window keeps
 _OF_A_JOB = frozenset({"complete", "fail", "heartbeat"})
 _BY_A_CLAIM = _OF_A_JOB | {"complete_many", "complete_and_claim"}
 _LOCKING = _BY_A_CLAIM | {"recover", "claim"}

@@ -23,15 +23,16 @@ LARGE = 64 * 2**20  # bytes; what is kept whole. The server takes up to 1 GiB.
 PIECE = 64 * 2**10  # bytes; what is passed on without being read comes in pieces of this size
 _SMALL = 10_000  # bytes; PostgreSQL's PQ_SMALL_MESSAGE_LIMIT
 _TOKEN = 65_535  # PG_MAX_AUTH_TOKEN_LENGTH
-_SHORTEST_STARTUP = 8
+_SHORTEST_STARTUP = 8  # bytes: its length and a code
 _HEADER = struct.Struct("!ci")
 _INT2 = struct.Struct("!h")
 _INT4 = struct.Struct("!i")
 
+# Codes of the first packet of a connection, where a version would stand.
 CANCEL = 80877102
 TLS = 80877103
 GSS = 80877104
-_MAJOR = 3
+_MAJOR = 3  # of the protocol's version, spoken since PostgreSQL 7.4
 
 FRONTEND: Mapping[bytes, int] = MappingProxyType(
     dict.fromkeys((b"B", b"F", b"P", b"Q", b"d"), LARGE)
