@@ -334,6 +334,16 @@ def test_a_claim_in_its_transaction_is_asked_for_one_job(lab_of: LabOf) -> None:
     assert [job for call in run.history.of_kind("claim")[:1] for job in call.ids] == ["1"]
 
 
+def test_what_a_batch_was_refused_for_is_not_over(lab_of: LabOf) -> None:
+    """Without a list of jobs only answers say what is done; a batch's are of each of its jobs."""
+    lab = lab_of(SKIP_LOCKED.partition("-- name: jobs")[0])
+    late = "w1 claims; +lease; reaper recovers; w2 claims; w2 crashes; w1 batches"
+    history = Runner(lab).run(play(late)).history
+    (refused,) = history.of_kind("complete_many")
+    assert (refused.answer, refused.accepted) == ("accepted", set())
+    assert check(history, declare(offered(lab))).violations == []
+
+
 def test_what_was_taken_back_may_wait_as_long_as_it_is_seen_to(lab_of: LabOf) -> None:
     """Rule 14: the job of a dead worker is queued for three days, and comes then."""
     lab = lab_of(LATER)

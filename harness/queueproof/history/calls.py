@@ -108,6 +108,17 @@ class Call:
         self.returned, self.ended = moment, seconds
         self.__class__ = _Returned
 
+    def answer_for(self, ref: Ref) -> Answer:
+        """The answer for one of the claims that it names: of a batch only some may be accepted."""
+        if self.kind != "complete_many" or self.answer != "accepted":
+            return self.answer
+        return "accepted" if ref.job in self.ids else "rejected"
+
+    @property
+    def accepted(self) -> set[str]:
+        """The jobs for whose claims it was accepted."""
+        return {ref.job for ref in self.refs if self.answer_for(ref) == "accepted"}
+
     def overlaps(self, other: Call) -> bool:
         """Whether both calls were open at some moment."""
         return _end(self) > other.invoked and _end(other) > self.invoked

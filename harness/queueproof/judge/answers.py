@@ -175,7 +175,7 @@ def _misjudged(calls: Sequence[Call], n: int, job: str) -> str:
     ended = {
         "fail" if c.kind == "fail" else "complete"
         for c in since
-        if c.kind in _ENDS and c.answer == "accepted" and any(ref.job == job for ref in c.refs)
+        if c.kind in _ENDS and job in c.accepted
     }
     if not ended and state is None:
         return f"left out job {job}, which had been enqueued and not ended"

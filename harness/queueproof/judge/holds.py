@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from queueproof.history.calls import Call, Ref
-from queueproof.judge.lives import Watcher, answer_for
+from queueproof.judge.lives import Watcher
 from queueproof.judge.spec import FOREVER, Declared
 
 _INSTANT = frozenset({"advance", "sweep", "jobs", "rewrite"})  # they meet nobody
@@ -64,7 +64,7 @@ class Holds(Watcher):
         """From its invocation on a call may end what somebody holds."""
         match call.kind:
             case "complete" | "complete_many" | "fail" if call.answer not in {"retry", "error"}:
-                refused = {ref for ref in call.refs if answer_for(call, ref) == "rejected"}
+                refused = {ref for ref in call.refs if call.answer_for(ref) == "rejected"}
                 ended = {ref.job for ref in call.refs if ref not in refused}
                 self._drop(lambda one: one in refused or one.job in ended)
             case "recover":

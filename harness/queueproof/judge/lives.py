@@ -249,7 +249,7 @@ class Lives(Watcher):
             if call.kind == "enqueue":
                 life.bound = call.bound or FOREVER
         for ref in call.refs if call.kind in {"complete", "complete_many", "fail"} else ():
-            if answer_for(call, ref) == "accepted":
+            if call.answer_for(ref) == "accepted":
                 life = self._lives[ref.job]
                 life.done, life.running = life.done or call.kind != "fail", False
 
@@ -311,7 +311,7 @@ class Lives(Watcher):
                     for job in self._beside(call):
                         yield job, Entry(call, kind, named=False)
                 for ref in call.refs:
-                    answer = answer_for(call, ref)
+                    answer = call.answer_for(ref)
                     held = self._holds[call.actor].get(ref.job)
                     if answer == "accepted" and held is not None and held.index == ref.call:
                         self._let_go(call.actor, ref.job)
@@ -336,7 +336,7 @@ class Lives(Watcher):
         named = {ref.job for ref in call.refs}
         own = {job: claim.index for job, claim in holds.items()}
         ended = (ref for ref in call.refs if own.get(ref.job) != ref.call)
-        if all(answer_for(call, ref) == "rejected" for ref in ended):
+        if all(call.answer_for(ref) == "rejected" for ref in ended):
             return ()
         return tuple(job for job in holds if job not in named)
 
@@ -474,15 +474,3 @@ def over(call: Call, other: Call) -> bool:
         other: The second.
     """
     return (call.returned or FOREVER) < other.invoked
-
-
-def answer_for(call: Call, ref: Ref) -> Answer:
-    """The answer that an operation gave for one of the claims that it names.
-
-    Args:
-        call: The operation; of a batch only some jobs may have been completed.
-        ref: The claim and the job.
-    """
-    if call.kind != "complete_many" or call.answer != "accepted":
-        return call.answer
-    return "accepted" if ref.job in call.ids else "rejected"

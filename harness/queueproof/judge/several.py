@@ -38,8 +38,9 @@ class Limits(Watcher):
                     because = f"{because}, among them {jobs}, which it had claimed before"
                 told = Violation("claim-limit", because, None, call.index, plain=bool(again))
                 self.violations.append(told)
-            case "complete" | "complete_many" | "fail" if call.answer != "rejected":
-                own.difference_update(ref.job for ref in call.refs)
+            case "complete" | "complete_many" | "fail":
+                refs = (ref for ref in call.refs if call.answer_for(ref) != "rejected")
+                own.difference_update(ref.job for ref in refs)
             case "crash":
                 own.clear()
 
@@ -149,10 +150,13 @@ class Errors(Watcher):
         self._over = self._over or call.kind in FAULTS
         if call.kind not in {"complete", "complete_many", "fail"}:
             return
-        for ref in call.refs if call.answer in {"accepted", "unknown"} else ():
-            if call.kind == "fail" and call.answer == "accepted":
+        for ref in call.refs:
+            answer = call.answer_for(ref)
+            if answer not in {"accepted", "unknown"}:
+                continue
+            if call.kind == "fail" and answer == "accepted":
                 self._failed = max(self._failed, self._claims[ref.job])
-            elif call.answer == "accepted":
+            elif answer == "accepted":
                 self._claims.pop(ref.job, None)
             self._met.pop((ref, "fail" if call.kind == "fail" else "complete"), None)
 
@@ -235,8 +239,8 @@ class Idle(Watcher):
             case "enqueue" if call.answer == "accepted":
                 known = self._put_off | self._claimed
                 self._ready |= {job: call for job in call.ids if job not in known}
-            case "complete" | "complete_many" if call.answer == "accepted":
-                self._begun.difference_update(ref.job for ref in call.refs)
+            case "complete" | "complete_many":
+                self._begun -= call.accepted
 
     def _take(self, claim: Call) -> None:
         for job in claim.ids:

@@ -152,12 +152,8 @@ def read_answer(call: Call, value: Any) -> None:  # noqa: ANN401 - any answer of
 
 def done(calls: Iterable[Call]) -> set[str]:
     """The jobs whose completion was accepted."""
-    return {
-        ref.job
-        for call in calls
-        if call.kind in {"complete", "complete_many"} and call.answer == "accepted"
-        for ref in call.refs
-    }
+    ends = (call for call in calls if call.kind in {"complete", "complete_many"})
+    return {job for call in ends for job in call.accepted}
 
 
 def told(call: Call, value: Any) -> str:  # noqa: ANN401 - any answer of an operation

@@ -181,10 +181,10 @@ class Drain:
         for call in self._history.calls:
             if call.kind in {"enqueue", "claim", "recover"}:
                 left.update(call.ids)
-            elif call.kind in {"complete", "complete_many"} and call.answer == "accepted":
-                left.difference_update(ref.job for ref in call.refs)
-            elif call.kind == "fail" and call.answer == "accepted":
-                left.update(ref.job for ref in call.refs)  # it may be tried again, even if done
+            elif call.kind in {"complete", "complete_many"}:
+                left -= call.accepted
+            elif call.kind == "fail":
+                left |= call.accepted  # it may be tried again, even if done
         return bool(left)
 
     def _leaves_out(self, states: Mapping[str, State]) -> bool:
@@ -199,6 +199,6 @@ class Drain:
                 unseen.clear()
             elif call.kind == "recover":
                 unseen.difference_update(call.ids)
-            elif call.kind in {"complete", "complete_many", "fail"} and call.answer == "accepted":
-                unseen.difference_update(ref.job for ref in call.refs)
+            elif call.kind in {"complete", "complete_many", "fail"}:
+                unseen -= call.accepted
         return not unseen <= states.keys()
