@@ -104,6 +104,8 @@ REPOSITORIES: Mapping[str, str] = {
 """Whose projects are, that the heads of broken queues name with an issue: `river#1302`."""
 
 _ISSUE = re.compile(r"(?P<name>[\w-]+)#(?P<number>\d+)")
+PICTURE = "assets/story.svg"
+_PICTURE = re.compile(rf"!\[[^]]*\]\({re.escape(PICTURE)}\)")
 _CHART = re.compile(r"!\[[^]]*\]\((\S+\.svg)\)")
 _LINK = re.compile(r"(?<=\]\()(?!https?:|#)([^)#\s]+)(#[^)\s]*)?(?=\))")
 
@@ -166,7 +168,15 @@ def on_page_markdown(markdown: str, page: Page, **_: object) -> str:
     name = page.file.src_uri
     weight = next((one for place, one in SEARCH.items() if name.startswith(place)), 1)
     page.meta["search"] = {"boost": weight} if weight else {"exclude": True}
-    return markdown if page.file.generated_by else _with_links(markdown, f"docs/{name}", name)
+    if page.file.generated_by:
+        return markdown
+    return _with_links(_PICTURE.sub(_inline, markdown), f"docs/{name}", name)
+
+
+def _inline(_: re.Match[str]) -> str:
+    """The drawn story within the page, so that it has the page's colours, and no ground."""
+    drawn = re.sub(r"<style>.*?</style>", "", _source(f"docs/{PICTURE}"), flags=re.DOTALL)
+    return f'<div class="figure" data-search-exclude>{drawn.strip()}</div>'
 
 
 # The label of a section that is a page too is empty; its title stands inside.
@@ -242,7 +252,7 @@ def _stem(name: str) -> str:
 
 def _place(target: str, fragment: str = "") -> str | None:
     """Where on the site a file of the repository is; with an anchor where it is part of a page."""
-    if target == f"results/{STORIES}":
+    if target in {f"results/{STORIES}", "results/stories.md"}:
         queue, _, guarantee = fragment.removeprefix("#").partition(".")
         return f"stories/{guarantee}.md#{queue}" if guarantee else "stories/all.md"
     if target == "harness/queueproof/guarantees":

@@ -75,8 +75,8 @@ def test_a_mistake_is_told_with_its_place(tmp_path: Path, old: str, new: str, me
 @pytest.mark.parametrize(
     ("verdicts", "kept"),
     [
-        ({"fencing": "broken"}, "yes"),
-        ({"crash-safe": "inconclusive"}, "?"),
+        ({"fencing": "broken"}, "yes: `no-lost-job`, `crash-safe`"),
+        ({"crash-safe": "inconclusive"}, "?: `no-lost-job`, `crash-safe`"),
         ({"crash-safe": "broken", "no-lost-job": "inconclusive"}, "no: `crash-safe` ✗"),
     ],
 )
@@ -117,7 +117,8 @@ def test_a_page_is_written_without_what_could_not_be_judged(tmp_path: Path) -> N
     new = StoryLine("peers/other", "fencing", "because", "a-token", None)
     assert stories(tmp_path) == [new, lost]
     where = (tmp_path / STORIES).read_text().partition("\n")[0]
-    assert json.loads(where) == {"postgres": "PostgreSQL", "pooler": "pgbouncer 1.18.0"}
+    known = {"postgres": "PostgreSQL", "pooler": "pgbouncer 1.18.0", "versions": {}}
+    assert json.loads(where) == known
     page = (tmp_path / "conformance.md").read_text()
     assert "**sound/lost** could not be judged" in page
     assert "`pooler-safe` was asked with pgbouncer 1.18.0." in page
