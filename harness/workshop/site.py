@@ -69,6 +69,7 @@ FOLDERS: Mapping[str, str] = {
 }
 LANGUAGES: Mapping[str, str] = {".sql": "postgresql", ".py": "python", ".mjs": "javascript"}
 
+CLAUSE = 40  # characters from which on a remedy's SQL is a block
 SEARCH: dict[str, float] = {
     "index": 3,
     "guarantees/index": 1,  # each guarantee has a page of its own
@@ -325,7 +326,8 @@ def _guarantee(guarantee: Guarantee) -> str:
     parts = [
         f"# {guarantee.id}",
         f"**{_plain(guarantee.sentence)}** {_plain(known.pop('Why it matters'))}",
-        f"Also called: {_plain(known.pop('Also called'))}",
+        # A heading counts as much as a title in the search: no page that lacks a word comes first.
+        f"## Also called: {_plain(known.pop('Also called').rstrip('.'))} {{ .also }}",
         "## An example { data-search-exclude }",
         _plain(shown.why),
         _drawn(_told(recorded[0])),
@@ -347,11 +349,16 @@ def _guarantee(guarantee: Guarantee) -> str:
 
 def _mended(remedy: str) -> str:
     """A remedy, with each whole clause of its SQL set as a block."""
-    words, *rest = re.split("`([^`]{40,})`", remedy)
-    parts = [_prose(words)]
-    for number, part in enumerate(rest):
-        parts.append(_prose(part.lstrip(".,:; ")) if number % 2 else _fenced("postgresql", part))
-    return "\n\n".join(filter(None, parts))
+    parts, words = [], ""
+    for number, part in enumerate(re.split("`([^`]+)`", remedy)):
+        if number % 2 == 0:
+            words += part
+        elif len(part) < CLAUSE:
+            words += f"`{part}`"
+        else:
+            parts += [_prose(words.lstrip(".,:; ")), _fenced("postgresql", part)]
+            words = ""
+    return "\n\n".join(filter(None, [*parts, _prose(words.lstrip(".,:; "))]))
 
 
 def _prose(words: str) -> str:

@@ -485,7 +485,7 @@ def test_an_interrupted_search_prints_what_is_mended_so_far(
     assert "before the search was interrupted" in told
     assert re.search(r"\n\+.*clock_timestamp\(\)", told)
     assert "It was checked for backoff alone: " in told
-    assert "checked by everything" not in told
+    assert "All checks ran" not in told
     assert (f"The diff is of what `queueproof show {queue}` prints" in told) == over
     assert ("The diff is for `git apply`" in told) != over
 

@@ -267,7 +267,12 @@ def _replaced(text: str, fix: Fix) -> int:
 
 
 def first_line(before: str, after: str) -> int:
-    """The first line of a text that another one changes, or that it adds lines behind; from 1."""
+    """The first line of a text that another one changes, or that it adds lines behind; from 1.
+
+    Args:
+        before: The text.
+        after: The other one; of the same text it is 0.
+    """
     for tag, at, upto, _, _ in _opcodes(before, after):
         if tag != "equal":
             return at + (upto > at)

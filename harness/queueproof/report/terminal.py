@@ -247,7 +247,7 @@ def _verified(mended: Mended, profile: str) -> Iterator[str]:
     if drawn := max(one.evidence.get("random programs", 0) for one in mended.card.guarantees):
         runs += f", {counted(drawn, 'random programs')}"
     whole = summary(mended.card.guarantees)
-    yield f"The mended queue was checked by everything, profile {profile}: {whole} ({runs})."
+    yield f"All checks ran on the mended queue, profile {profile}: {whole} ({runs})."
     if profile == "quick":
         yield "That was a quick look: `queueproof check` without --profile looks further."
     anyway = [one.id for one in mended.card.guarantees if one.verdict == "broken"]

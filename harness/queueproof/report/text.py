@@ -320,7 +320,10 @@ def _undone(story: Story) -> _Undone | None:
 def _allowed(wait: AllowedWait) -> str:
     if wait.rival:
         both = f"{wait.actor}'s claim waits for {wait.rival}'s because both take the same job"
-        return f"{both}. This wait does not count against non-blocking."
+        return (
+            f"{both}. The guarantee non-blocking allows this wait: the mistake is that both took"
+            " the job."
+        )
     return f"{wait.actor}'s claim may wait here: with an old snapshot even SKIP LOCKED does."
 
 
