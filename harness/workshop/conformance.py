@@ -436,7 +436,8 @@ def _finding(guarantee: str, row: Row, remark: Remark | None, lines: list[StoryL
     version = row.peer.version.partition(",")[0] if row.peer else ""
     means = remark.means if remark else "Not examined yet."
     anchor = f"{row.stem}.{guarantee}"
-    return Finding(f"{row.title} {version}", guarantee, anchor, means, told)
+    library, comma, how = row.title.partition(",")
+    return Finding(f"{library} {version}{comma}{how}", guarantee, anchor, means, told)
 
 
 def _steps(line: StoryLine) -> Steps:

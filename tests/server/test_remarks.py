@@ -14,8 +14,8 @@ from queueproof.guarantees.catalogue import CATALOGUE
 from queueproof.report.card import Card, Judgement, Verdict
 from scenarios.matrix import PROGRAMS, REMARKS, STORIES, StoryLine, peers, read_remarks, stories
 from tests.fix_histories import each
-from tests.fix_places import SKIP_LOCKED, STRATEGIES
-from workshop.conformance import Failure, Row, _said, recorded, render, write
+from tests.fix_places import ROOT, SKIP_LOCKED, STRATEGIES
+from workshop.conformance import Failure, Row, _said, recorded, redrawn, render, write
 
 GOOD = """
 [other]
@@ -171,3 +171,11 @@ def test_the_page_comes_with_a_version_of_each_real_queue() -> None:
             assert pinned[program.packages[0]] == about
         else:
             assert metadata.version(program.packages[0]) == about
+
+
+def test_the_steps_of_real_libraries_are_those_that_are_recorded() -> None:
+    """`python -m workshop.conformance --redraw` writes the page, and judges nothing."""
+    results = ROOT / "results"
+    rows, pooler = redrawn(results, STRATEGIES)
+    page = render(rows, (), pooler, "stories", stories(results))
+    assert page == (results / "stories.md").read_text(encoding="utf-8")
