@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from importlib.resources import as_file, files
 from pathlib import Path
@@ -36,19 +36,17 @@ INTRODUCTION = """\
 - for_update: the same as skip_locked, but without SKIP LOCKED.
 - at_most_once: unsafe, and here only to show what is possible at most.
 """
-REMARKS = (
-    "Procrastinate claims one job at a time, so larger batches do not help it.",
-    (
-        "skip_locked does less with more workers and large batches: each claim reads the index from"
-        " its front, past all jobs that others hold. [The FAQ](../docs/about/faq.md) has the counts"
-        " and a remedy."
+WHY = {
+    REFERENCE: (
+        "Each claim reads the index from its front, past all jobs that others hold."
+        " [The FAQ](../docs/about/faq.md) has the counts and a remedy."
     ),
-    (
+    "lease_batch": (
         "lease_batch and lease_table complete a batch and claim the next one in one statement"
         " (`complete_and_claim`). The other strategies send two statements."
     ),
-)
-"""Why the figures are what they are, which figures cannot say."""
+}
+"""Why the figures are what they are, which figures cannot say, by queue."""
 GUARANTEES = "../harness/queueproof/guarantees"
 LINKS = (
     "Every number of this run, with latencies, counters and the method:"
@@ -136,7 +134,7 @@ def drawn(report: BenchReport) -> BenchReport:
 def _beside(report: BenchReport) -> list[str]:
     """Sentences on the convoy and on libraries, each beside the reference."""
     known = {(one.queue, one.shape): one for one in report.entries if one.runs}
-    shape, held = Shape(1, 4), Shape(1, 16, HOLD)
+    held = Shape(1, 16, HOLD)
     told = []
     first, waiting = known.get((REFERENCE, held)), known.get((CONVOY[1], held))
     if first and waiting:
@@ -146,19 +144,29 @@ def _beside(report: BenchReport) -> list[str]:
             f" the jobs/s of {waiting.queue}, which breaks"
             f" [`non-blocking`]({GUARANTEES}#non-blocking)."
         )
-    libraries = [known[queue, at] for queue, at in known if at == shape and LIBRARY in queue]
-    base = known.get((REFERENCE, shape))
-    if base and libraries:
-        each = (
-            f"{one.queue.removesuffix(LIBRARY)} {numbers.median(one.ratios(base))}"
-            for one in sorted(libraries, key=lambda one: -one.rate)
-        )
+    each = [
+        f"In batches of {shape.batch}: {', '.join(_multiples(known, shape))}."
+        for shape in (Shape(1, 4), Shape(100, 4))
+        if list(_multiples(known, shape))
+    ]
+    if each:
         told.append(
-            f"**Libraries**, with 4 workers in batches of 1, as a multiple of {REFERENCE}:"
-            f" {', '.join(each)}. A library does more for each job, and its figure includes its"
-            " driver and its process. The strategies run as plain SQL."
+            f"**Libraries**, 4 workers, relative to {REFERENCE} = 1. {' '.join(each)} Procrastinate"
+            " claims one job at a time, so larger batches do not help it. A library does more for"
+            " each job, and its figure includes its driver and its process. The strategies run as"
+            " plain SQL."
         )
     return told
+
+
+def _multiples(known: Mapping[tuple[str, Shape], Series], shape: Shape) -> Iterator[str]:
+    """Each library beside the reference under a load, the fastest first."""
+    base = known.get((REFERENCE, shape))
+    libraries = [known[queue, at] for queue, at in known if at == shape and LIBRARY in queue]
+    if base is None:
+        return
+    for one in sorted(libraries, key=lambda one: -one.rate):
+        yield f"{one.queue.removesuffix(LIBRARY)} {numbers.median(one.ratios(base))}"
 
 
 def _linked(table: str) -> str:
@@ -176,14 +184,13 @@ def _linked(table: str) -> str:
 def pages(report: BenchReport) -> dict[str, str]:
     """The page that answers, and the one with all the other figures, by their names."""
     report = named(report)
-    whole = render.markdown(report, "throughput.svg", _beside(report))
+    whole = render.markdown(report, "throughput.svg", _beside(report), WHY)
     answers, mark, others = whole.partition("## Claim latency")
     title, _, answers = answers.partition("\n\n")
-    why = "\n".join(f"- {remark}" for remark in REMARKS)
     first = f"{title}\n\n{INTRODUCTION}\n"
     rest = "# Throughput: all figures\n\nWhat they come to: [Throughput](throughput.md).\n\n"
     return {
-        "throughput.md": f"{first}{_linked(answers)}## Why\n\n{why}\n\n{LINKS}\n",
+        "throughput.md": f"{first}{_linked(answers)}{LINKS}\n",
         "throughput-figures.md": rest + mark + others,
     }
 

@@ -10,6 +10,7 @@ import argparse
 import hashlib
 import json
 import re
+import shlex
 import shutil
 import sys
 import traceback
@@ -35,9 +36,11 @@ from queueproof.postgres import Server, open_server
 from queueproof.postgres.pooler import MISSING, find_pgbouncer, version
 from queueproof.queues.sqlfile import load
 from queueproof.report.card import Card, Judgement, Verdict
-from queueproof.report.data import to_data
+from queueproof.report.data import from_data, to_data
 from queueproof.report.page import read_card
+from queueproof.report.story import Story
 from queueproof.report.terminal import summary
+from queueproof.report.text import Legend, letter, to_text
 from scenarios import matrix
 from scenarios.matrix import (
     MARKS,
@@ -56,8 +59,11 @@ from scenarios.matrix import (
     read_remarks,
     stories,
     strategy,
+    typed,
 )
 
+PAGE_WIDTH = 100  # characters of a line: three workers then stand one below the other
+SQL_LINES = 30  # of one statement
 CARDS = ".cards"  # beside the page, and not in git
 _DEFECT = re.compile(r"-- breaks: ([\w-]+)\n")
 
@@ -127,8 +133,13 @@ class Row:
         return self._linked(mark, guarantee)
 
     def _linked(self, words: str, guarantee: str) -> str:
-        """Words that lead to a story, if there is one, on the site: its file is not to be read."""
+        """Words that lead to a story, if there is one.
+
+        Only stories of real libraries stand on a page of the repository; others on the site alone.
+        """
         link = self.links.get(guarantee)
+        if link and self.name in PROGRAMS:
+            return f"[{words}]({link})"
         return f"<!--[-->{words}<!--]({link})-->" if link else words
 
     def kept(self) -> str:
@@ -138,7 +149,8 @@ class Row:
         lost = [id_ for id_, verdict in found.items() if verdict in {"broken", "accepted"}]
         if lost:
             return "no: " + ", ".join(f"`{id_}` {self.mark(id_)}" for id_ in lost)
-        return "yes" if set(found.values()) == {"holds"} else "?"
+        asked = ", ".join(f"`{id_}`" for id_ in rests_on)
+        return f"{'yes' if set(found.values()) == {'holds'} else '?'}: {asked}"
 
     def remarked(self) -> list[tuple[str, Remark | None]]:
         """Each guarantee that needs a word, or has one."""
@@ -146,9 +158,8 @@ class Row:
         return [(id_, remark) for id_, remark, verdict in known if remark or verdict in UNEXPLAINED]
 
     def steps(self, guarantee: str) -> str:
-        """A link to a story beside the guarantee, if there is one, on the site."""
-        link = self.links.get(guarantee)
-        return f"<!--\u00a0·\u00a0[steps]({link})-->" if link else ""
+        """A link to a story beside the guarantee, if there is one."""
+        return f"\u00a0·\u00a0{self._linked('steps', guarantee)}" if guarantee in self.links else ""
 
     def story(self, guarantee: str) -> str:
         """A link to a story, in its own words."""
@@ -164,6 +175,38 @@ class Row:
     def remark(self, guarantee: str) -> Remark | None:
         """The remark on a guarantee, if there is one."""
         return self.peer.remarks.get(guarantee) if self.peer else None
+
+
+class Steps(NamedTuple):
+    """One story of a real library, as the page of stories shows it.
+
+    Attributes:
+        steps: How it broke, as text.
+        sql: Its statements, each with its letter.
+        command: What runs it again; empty where nothing does.
+    """
+
+    steps: str
+    sql: Sequence[tuple[str, str]]
+    command: str
+
+
+class Finding(NamedTuple):
+    """What broke a guarantee in a real library.
+
+    Attributes:
+        title: Of the library, with its version.
+        guarantee: The id.
+        anchor: Of its place on the page.
+        means: What a user may see.
+        told: Its stories.
+    """
+
+    title: str
+    guarantee: str
+    anchor: str
+    means: str
+    told: Sequence[Steps]
 
 
 class Failure(NamedTuple):
@@ -337,6 +380,7 @@ def render(
     failures: Iterable[Failure] = (),
     pooler: str = "",
     page: str = "conformance",
+    lines: Iterable[StoryLine] = (),
 ) -> str:
     """A page of verdicts as Markdown.
 
@@ -344,7 +388,9 @@ def render(
         rows: What was found.
         failures: What could not be judged.
         pooler: The PgBouncer that `pooler-safe` was asked with; empty where it was not there.
-        page: `conformance`, or `controls` for the queues that the checks are tested by.
+        page: `conformance`, `controls` for the queues that the checks are tested by, or `stories`
+            for how real libraries break.
+        lines: The stories.
     """
     rows = list(rows)
     environment = Environment(
@@ -364,6 +410,7 @@ def render(
         if row.verdicts.get(id_) in {"broken", "accepted"}
     ]
     unknown = [one for one in breaks if one[2] and one[2].documented == "no"]
+    breaks = [*unknown, *(one for one in breaks if one not in unknown)]
     return environment.get_template(f"{page}.md.j2").render(
         seed=SEED,
         pooler=pooler,
@@ -371,7 +418,8 @@ def render(
         postgres=rows[0].card.postgres,
         peers=others,
         real=real,
-        breaks=[*unknown, *(one for one in breaks if one not in unknown)],
+        breaks=breaks,
+        stories=[_finding(*one, list(lines)) for one in breaks],
         unknown=len(unknown),
         models=[row for row in others if row.name not in PROGRAMS],
         strategies=[row for row in rows if "/" not in row.name],
@@ -380,6 +428,54 @@ def render(
         planted=planted,
         found=sum(row.verdicts[row.defect] in {"broken", "accepted"} for row in planted),
     )
+
+
+def _finding(guarantee: str, row: Row, remark: Remark | None, lines: list[StoryLine]) -> Finding:
+    """A break of a real library with its stories."""
+    told = [_steps(one) for one in lines if (one.queue, one.guarantee) == (row.name, guarantee)]
+    version = row.peer.version.partition(",")[0] if row.peer else ""
+    means = remark.means if remark else "Not examined yet."
+    anchor = f"{row.stem}.{guarantee}"
+    library, comma, how = row.title.partition(",")
+    return Finding(f"{library} {version}{comma}{how}", guarantee, anchor, means, told)
+
+
+def _steps(line: StoryLine) -> Steps:
+    told = from_data(line.told)
+    again = shlex.join(["queueproof", "replay", typed(line.queue, Path("strategies"))])
+    sql: list[tuple[str, str]] = []
+    if isinstance(told, Story):
+        _, new = Legend().lettered(told)
+        sql = [(letter(number), _clipped(one)) for number, one in new]
+    command = f"{again} {line.replay}" if line.replay else ""
+    return Steps(to_text(told, PAGE_WIDTH, sql=False), sql, command)
+
+
+def _clipped(sql: str) -> str:
+    """A statement without the lines that a page has no room for."""
+    lines = [line for line in sql.splitlines() if line.strip()] or ["-- an empty statement"]
+    left = len(lines) - SQL_LINES
+    return "\n".join(lines if left <= 1 else [*lines[:SQL_LINES], f"-- … {left} more lines"])
+
+
+def redrawn(results: Path, directory: Path) -> tuple[list[Row], str]:
+    """All queues as they are recorded, and the pooler: for pages that only say it otherwise.
+
+    Args:
+        results: The directory that `write` wrote to.
+        directory: Where strategies/ is.
+    """
+    where = json.loads((results / STORIES).read_text(encoding="utf-8").partition("\n")[0])
+    remarks = read_remarks(directory / REMARKS)
+    judged = json.loads((results / "conformance.json").read_text(encoding="utf-8"))
+    everything = [*names(directory), *peers(directory), *PROGRAMS]
+    everything = [name for name in everything if name in judged]
+    said = {
+        name: replace(peer, version=where["versions"].get(name, peer.version))
+        for name in everything
+        if name.startswith("peers/") and (peer := remarks.get(name.removeprefix("peers/")))
+    }
+    return _rows(everything, results, directory, where["postgres"], said), where["pooler"]
 
 
 def recorded(
@@ -409,7 +505,14 @@ def recorded(
             f"{results} is of {where['postgres']} and {where['pooler'] or 'no PgBouncer'}, and this"
             f" machine has {postgres} and {pooler or 'no PgBouncer'}: judge all queues"
         )
-    said, rows = _said(names, directory), []
+    return _rows(names, results, directory, postgres, _said(names, directory))
+
+
+def _rows(
+    names: Sequence[str], results: Path, directory: Path, postgres: str, said: Mapping[str, Peer]
+) -> list[Row]:
+    verdicts = json.loads((results / "conformance.json").read_text(encoding="utf-8"))
+    rows = []
     reasons = {(one.queue, one.guarantee): one.reason for one in reversed(stories(results))}
     for name in names:
         judgements = tuple(
@@ -446,7 +549,8 @@ def write(
     lines += [one for row in rows if row.name not in stay for one in row.lines]
     order = [*(row.name for row in rows), *failed]
     lines.sort(key=lambda one: order.index(one.queue))
-    where = {"postgres": rows[0].card.postgres, "pooler": pooler}
+    versions = {row.name: row.peer.version for row in rows if row.peer and row.name in PROGRAMS}
+    where = {"postgres": rows[0].card.postgres, "pooler": pooler, "versions": versions}
     written = [json.dumps(one) for one in (where, *(line._asdict() for line in lines))]
     (results / STORIES).write_text("\n".join([*written, ""]), encoding="utf-8")
     path = results / "conformance.json"
@@ -458,10 +562,11 @@ def write(
     links: dict[str, dict[str, str]] = {}
     for one in lines:  # not by the line's number: a new story would change all links behind it
         stem = one.queue.rpartition("/")[2]
-        links.setdefault(one.queue, {})[one.guarantee] = f"{STORIES}#{stem}.{one.guarantee}"
+        page = "stories.md" if one.queue in PROGRAMS else STORIES
+        links.setdefault(one.queue, {})[one.guarantee] = f"{page}#{stem}.{one.guarantee}"
     rows = [replace(row, links=links.get(row.name, {})) for row in rows]
-    for page in ("conformance", "controls"):
-        text = render(rows, failures, pooler, page)
+    for page in ("conformance", "controls", "stories"):
+        text = render(rows, failures, pooler, page, lines)
         (results / f"{page}.md").write_text(text, encoding="utf-8")
 
 
@@ -479,8 +584,16 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--postgres", help="as `queueproof check` takes it")
     parser.add_argument("--results", type=Path, default=Path("results"), help="directory")
     parser.add_argument("--anew", action="store_true", help="keep no card of an earlier run")
+    parser.add_argument(
+        "--redraw", action="store_true", help="judge nothing: pages of what is known"
+    )
     options = parser.parse_args(arguments)
     console = Console(stderr=True, highlight=False)
+    if options.redraw:
+        with as_file(files("queueproof.strategies")) as directory:
+            known, through = redrawn(options.results, directory)
+        write(known, options.results, (), through, [row.name for row in known])
+        return Exit.HOLDS
     pgbouncer = find_pgbouncer()
     if pgbouncer is None:
         console.print(f"real queues are not asked for pooler-safe: {MISSING}", markup=False)

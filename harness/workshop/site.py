@@ -69,6 +69,7 @@ FOLDERS: Mapping[str, str] = {
 }
 LANGUAGES: Mapping[str, str] = {".sql": "postgresql", ".py": "python", ".mjs": "javascript"}
 
+CLAUSE = 40  # characters from which on a remedy's SQL is a block
 SEARCH: dict[str, float] = {
     "index": 3,
     "guarantees/index": 1,  # each guarantee has a page of its own
@@ -104,6 +105,8 @@ REPOSITORIES: Mapping[str, str] = {
 """Whose projects are, that the heads of broken queues name with an issue: `river#1302`."""
 
 _ISSUE = re.compile(r"(?P<name>[\w-]+)#(?P<number>\d+)")
+PICTURE = "assets/story.svg"
+_PICTURE = re.compile(rf"!\[[^]]*\]\({re.escape(PICTURE)}\)")
 _CHART = re.compile(r"!\[[^]]*\]\((\S+\.svg)\)")
 _LINK = re.compile(r"(?<=\]\()(?!https?:|#)([^)#\s]+)(#[^)\s]*)?(?=\))")
 
@@ -166,7 +169,15 @@ def on_page_markdown(markdown: str, page: Page, **_: object) -> str:
     name = page.file.src_uri
     weight = next((one for place, one in SEARCH.items() if name.startswith(place)), 1)
     page.meta["search"] = {"boost": weight} if weight else {"exclude": True}
-    return markdown if page.file.generated_by else _with_links(markdown, f"docs/{name}", name)
+    if page.file.generated_by:
+        return markdown
+    return _with_links(_PICTURE.sub(_inline, markdown), f"docs/{name}", name)
+
+
+def _inline(_: re.Match[str]) -> str:
+    """The drawn story within the page, so that it has the page's colours, and no ground."""
+    drawn = re.sub(r"<style>.*?</style>", "", _source(f"docs/{PICTURE}"), flags=re.DOTALL)
+    return f'<div class="figure" data-search-exclude>{drawn.strip()}</div>'
 
 
 # The label of a section that is a page too is empty; its title stands inside.
@@ -242,7 +253,7 @@ def _stem(name: str) -> str:
 
 def _place(target: str, fragment: str = "") -> str | None:
     """Where on the site a file of the repository is; with an anchor where it is part of a page."""
-    if target == f"results/{STORIES}":
+    if target in {f"results/{STORIES}", "results/stories.md"}:
         queue, _, guarantee = fragment.removeprefix("#").partition(".")
         return f"stories/{guarantee}.md#{queue}" if guarantee else "stories/all.md"
     if target == "harness/queueproof/guarantees":
@@ -315,7 +326,8 @@ def _guarantee(guarantee: Guarantee) -> str:
     parts = [
         f"# {guarantee.id}",
         f"**{_plain(guarantee.sentence)}** {_plain(known.pop('Why it matters'))}",
-        f"Also called: {_plain(known.pop('Also called'))}",
+        # A heading counts as much as a title in the search: no page that lacks a word comes first.
+        f"## Also called: {_plain(known.pop('Also called').rstrip('.'))} {{ .also }}",
         "## An example { data-search-exclude }",
         _plain(shown.why),
         _drawn(_told(recorded[0])),
@@ -337,11 +349,16 @@ def _guarantee(guarantee: Guarantee) -> str:
 
 def _mended(remedy: str) -> str:
     """A remedy, with each whole clause of its SQL set as a block."""
-    words, *rest = re.split("`([^`]{40,})`", remedy)
-    parts = [_prose(words)]
-    for number, part in enumerate(rest):
-        parts.append(_prose(part.lstrip(".,:; ")) if number % 2 else _fenced("postgresql", part))
-    return "\n\n".join(filter(None, parts))
+    parts, words = [], ""
+    for number, part in enumerate(re.split("`([^`]+)`", remedy)):
+        if number % 2 == 0:
+            words += part
+        elif len(part) < CLAUSE:
+            words += f"`{part}`"
+        else:
+            parts += [_prose(words.lstrip(".,:; ")), _fenced("postgresql", part)]
+            words = ""
+    return "\n\n".join(filter(None, [*parts, _prose(words.lstrip(".,:; "))]))
 
 
 def _prose(words: str) -> str:

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import re
+from io import StringIO
 from pathlib import Path
 
 import pytest
 
+from queueproof.advice.remedies import with_remedies
+from queueproof.advice.search import Advice
 from queueproof.cli import run
 from queueproof.cli.judging import _tell_todos, _telling
 from queueproof.cli.known import remember, token_of
 from queueproof.errors import Exit, QueueproofError
 from queueproof.queues.sqlfile import load_text
-from queueproof.report.card import Break, Card, Judgement
-from queueproof.report.terminal import Output
-from tests.fix_histories import each
+from queueproof.report.card import Break, Card, Judgement, Place
+from queueproof.report.terminal import Output, print_breaks
 from tests.fix_places import SKIP_LOCKED
 
 
@@ -45,7 +48,9 @@ def test_the_next_check_forgets_the_last() -> None:
     with pytest.raises(QueueproofError, match=r"no guarantee is named 'fencin'; did you mean"):
         token_of("q.sql", "fencin.2")
     assert remember("q.sql", {})
-    with pytest.raises(QueueproofError, match=r"has no story order: it found nothing broken$"):
+    with pytest.raises(
+        QueueproofError, match=r"has no story order: it told none that can be replayed$"
+    ):
         token_of("q.sql", "order")
     with pytest.raises(QueueproofError, match=r"no check of other.sql is remembered here: check"):
         token_of("other.sql", "order")
@@ -70,36 +75,55 @@ def test_without_a_cache_tokens_are_told(cache: Path, capsys: pytest.CaptureFixt
 
 
 def test_a_card_names_the_stories_of_what_is_broken() -> None:
-    """One of a guarantee has its id; of several each has a number; an accepted break has none."""
+    """One of a guarantee has its id; of several each has a number; an accepted break is apart."""
     more = (Break("b", "told", None),)
     found = [
         Judgement("order", "broken", "a", "story", "T"),
         Judgement("fencing", "broken", "a", "story", "T", more=more),
         Judgement("backoff", "accepted", "a", "story", "T"),
     ]
-    assert [*Card("q", "p", 0, 1.0, found).breaks] == ["order", "fencing.1", "fencing.2"]
+    card = Card("q", "p", 0, 1.0, found)
+    assert [*card.breaks] == ["order", "fencing.1", "fencing.2"]
+    assert [*card.accepted] == ["backoff"]
 
 
-@each("""
-    because => told
-    w3 got a job that w2 already holds => a worker got a job that another already holds
-    w3 got job 1, and w3 has it => a worker got job 1, and a worker has it
-    w1, w2 and w3 waited => a worker, another and a third waited
-""")
-def test_a_break_is_told_at_once_without_the_workers_numbers(
-    because: str, told: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Its story is another run's, and an interrupt says how it is had; one worker has one name."""
+def test_a_break_is_told_at_once_without_how(capsys: pytest.CaptureFixture[str]) -> None:
+    """Its story will be another run's; an interrupt says how that is had sooner."""
 
     def check() -> None:
         with _telling(load_text(SKIP_LOCKED, "q.sql")) as tell:
-            tell("single-claim", because)
+            tell("single-claim")
             raise KeyboardInterrupt
 
     sooner = "^interrupted; --fail-fast --only single-claim ends with the first story$"
     with pytest.raises(KeyboardInterrupt, match=sooner):
         check()
-    assert capsys.readouterr().err.endswith(f" s: single-claim: {told}\n")
+    assert capsys.readouterr().err.endswith(" s: single-claim; its shortest steps follow\n")
+
+
+def test_the_line_of_a_break_is_the_one_to_change() -> None:
+    """The summary names the line that its remedy names, and wraps without blanks at the ends."""
+    more = (Break("b", "told", None, place=Place("q.sql", 9)),)
+    one = Judgement("order", "broken", "a " * 60, "story", "T", more=more, place=Place("q.sql", 8))
+    advice = {"order": Advice("Add it. With this change at q.sql:7 it is gone.", adds=True, line=7)}
+    queue = load_text(SKIP_LOCKED, "q.sql")
+    card = with_remedies(Card("q.sql", "p", 0, 1.0, [one]), queue, advice=advice)
+    assert [found.place for found in card.guarantees[0].stories] == [Place("q.sql", 7)] * 2
+    out = Output(written := StringIO())
+    out._force_terminal, out.width = True, 60
+    print_breaks(out, card, "queueproof replay q.sql", named=True)
+    told = written.getvalue()
+    assert "order.1  q.sql:7" in re.sub(r"\x1b\[[\d;]*m", "", told)
+    assert not re.search(r" \n", told)
+    assert "queueproof replay q.sql order.1" in told
+
+
+def test_what_is_accepted_can_be_seen() -> None:
+    """The summary of a queue whose breaks are declared names the command that tells the first."""
+    found = [Judgement("backoff", "accepted", "a", "story", "T")]
+    out = Output(written := StringIO())
+    print_breaks(out, Card("q", "p", 0, 1.0, found), "queueproof replay q.sql", named=True)
+    assert written.getvalue() == "See what is accepted: queueproof replay q.sql backoff\n\n"
 
 
 @pytest.mark.parametrize(

@@ -61,6 +61,19 @@ def test_links_lead_to_files_of_the_checkout(page: Path) -> None:
     assert [link for link in near if not (page.parent / link).exists()] == []
 
 
+STORIES = (ROOT / "results" / "stories.md").read_text(encoding="utf-8")
+TELLING = ["README.md", "CHANGELOG.md", "results/conformance.md", "docs/index.md"]
+
+
+@pytest.mark.parametrize("page", TELLING)
+def test_a_finding_leads_to_its_steps(page: str) -> None:
+    """On GitHub, too: each link to a story leads to one that its page has."""
+    text = (ROOT / page).read_text(encoding="utf-8")
+    assert "results/stories.md" in text or "(stories.md" in text
+    led = set(re.findall(r"\bstories\.md#([\w.-]+)", text))
+    assert led <= set(re.findall(r'^<a id="([\w.-]+)"></a>$', STORIES, re.MULTILINE))
+
+
 def test_the_page_of_the_guarantees_is_up_to_date() -> None:
     """`make docs` writes it."""
     assert guarantees.PAGE.read_text(encoding="utf-8") == guarantees.readme()

@@ -646,7 +646,8 @@ def test_a_report_with_a_limit_says_what_share_of_it_each_queue_does() -> None:
         "**With 4 workers, second is the fastest queue that keeps its jobs**: 0.5 times the jobs/s"
     )
     assert (
-        f"{most} of first in batches of 1. The upper bound is first, which deletes a job when it is"
+        f"{most} of first in batches of 1. Each ratio on this page is the median of the rounds'"
+        " ratios. The upper bound is first, which deletes a job when it is"
         " claimed, and so loses it if the worker dies. second reaches 50 % of it." in page
     )
     assert "Share of the upper bound" in [one.title for one in chart.charts(found)]
@@ -664,12 +665,12 @@ def test_pytest_benchmark_reads_the_json(tmp_path: Path) -> None:
 
 
 def test_markdown_begins_with_the_answer() -> None:
-    """Then come the chart, the figures with spread and ratio, and the method.
+    """Then come the machine, the chart, the figures with spread and ratio, and the method.
 
     A figure without fsync is not to be taken for one with it.
     """
     text = render.markdown(report(), "chart.svg")
-    order = ["as a multiple of that: second", "(chart.svg)", "2 cores", "## Jobs/s, 4 workers"]
+    order = ["as a multiple of that: second", "2 cores", "(chart.svg)", "## Jobs/s, 4 workers"]
     order += ["## Method", "fsync=on"]
     assert order == sorted(order, key=text.index)
     assert "| first | 100 ±25% | 1,000 ±0% |" in text
@@ -677,7 +678,7 @@ def test_markdown_begins_with_the_answer() -> None:
     assert "| 16 | 1 | 5 ms | second | 6.7 (1 round) | 0.067x (0.067 to 0.067) | 50% |" in text
     assert "| 16 | 1 | none | second | 25 (1 round) | 0.25x (0.25 to 0.25) | 50% |" in text
     assert "300 (**38%**)" in text
-    assert "- second, batches of 10 with 4 workers: it takes <one> job." in text
+    assert "Not measured (n/a in the tables): second in batches of 10, 4 workers: it takes" in text
     loose = BenchReport(METHOD | {"durable": False}, report().entries)
     assert ["not durable" in one for one in (text, render.markdown(loose))] == [False, True]
 

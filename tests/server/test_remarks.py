@@ -14,8 +14,8 @@ from queueproof.guarantees.catalogue import CATALOGUE
 from queueproof.report.card import Card, Judgement, Verdict
 from scenarios.matrix import PROGRAMS, REMARKS, STORIES, StoryLine, peers, read_remarks, stories
 from tests.fix_histories import each
-from tests.fix_places import SKIP_LOCKED, STRATEGIES
-from workshop.conformance import Failure, Row, _said, recorded, render, write
+from tests.fix_places import ROOT, SKIP_LOCKED, STRATEGIES
+from workshop.conformance import Failure, Row, _said, recorded, redrawn, render, write
 
 GOOD = """
 [other]
@@ -75,8 +75,8 @@ def test_a_mistake_is_told_with_its_place(tmp_path: Path, old: str, new: str, me
 @pytest.mark.parametrize(
     ("verdicts", "kept"),
     [
-        ({"fencing": "broken"}, "yes"),
-        ({"crash-safe": "inconclusive"}, "?"),
+        ({"fencing": "broken"}, "yes: `no-lost-job`, `crash-safe`"),
+        ({"crash-safe": "inconclusive"}, "?: `no-lost-job`, `crash-safe`"),
         ({"crash-safe": "broken", "no-lost-job": "inconclusive"}, "no: `crash-safe` ✗"),
     ],
 )
@@ -117,7 +117,8 @@ def test_a_page_is_written_without_what_could_not_be_judged(tmp_path: Path) -> N
     new = StoryLine("peers/other", "fencing", "because", "a-token", None)
     assert stories(tmp_path) == [new, lost]
     where = (tmp_path / STORIES).read_text().partition("\n")[0]
-    assert json.loads(where) == {"postgres": "PostgreSQL", "pooler": "pgbouncer 1.18.0"}
+    known = {"postgres": "PostgreSQL", "pooler": "pgbouncer 1.18.0", "versions": {}}
+    assert json.loads(where) == known
     page = (tmp_path / "conformance.md").read_text()
     assert "**sound/lost** could not be judged" in page
     assert "`pooler-safe` was asked with pgbouncer 1.18.0." in page
@@ -170,3 +171,11 @@ def test_the_page_comes_with_a_version_of_each_real_queue() -> None:
             assert pinned[program.packages[0]] == about
         else:
             assert metadata.version(program.packages[0]) == about
+
+
+def test_the_steps_of_real_libraries_are_those_that_are_recorded() -> None:
+    """`python -m workshop.conformance --redraw` writes the page, and judges nothing."""
+    results = ROOT / "results"
+    rows, pooler = redrawn(results, STRATEGIES)
+    page = render(rows, (), pooler, "stories", stories(results))
+    assert page == (results / "stories.md").read_text(encoding="utf-8")

@@ -107,7 +107,7 @@ def test_the_recovery_that_took_a_job_back_is_shown(lab_of: LabOf) -> None:
         (("max_attempts = 3\n", "max_attempts = 90\n"), {"backoff": "89 waits measured"}),
         (
             ("claim(worker, limit", "claim(worker", "LIMIT :limit", "LIMIT 1"),
-            {"claim-limit": "a claim of several was not asked: it takes no limit"},
+            {"claim-limit": "not tested: a claim of several jobs (this claim has no limit"},
         ),
         (
             ("-- name: jobs\nSELECT id, status AS state, attempts\nFROM jobs;", ""),

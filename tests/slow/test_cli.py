@@ -182,6 +182,11 @@ def test_accepted_breaks_are_written(check: Command, command: Command, tmp_path:
     assert again.code == 0
     assert f"{file}:{line}: single-claim is accepted, and its reason still says TODO" in again.out
     assert again.out.splitlines()[-1].startswith(f"accepted: {file} (single-claim accepted; ")
+    assert f"See what is accepted: queueproof replay {file} " in again.out
+    replayed = command("replay", file, "single-claim")
+    assert replayed.code == 1
+    known = "It is accepted, because the queue declares it as known: TODO: why"
+    assert replayed.out.splitlines()[-1] == known
     file.write_text(file.read_text().replace('single-claim = "TODO: why"', f'{APART} = "old"'))
     mended = check(file, "--only", f"single-claim,{APART}")
     assert mended.code == 1
@@ -485,7 +490,7 @@ def test_an_interrupted_search_prints_what_is_mended_so_far(
     assert "before the search was interrupted" in told
     assert re.search(r"\n\+.*clock_timestamp\(\)", told)
     assert "It was checked for backoff alone: " in told
-    assert "checked by everything" not in told
+    assert "All checks ran" not in told
     assert (f"The diff is of what `queueproof show {queue}` prints" in told) == over
     assert ("The diff is for `git apply`" in told) != over
 

@@ -17,7 +17,7 @@ from queueproof.advice.reading import Draft
 from queueproof.advice.search import Advice, source
 from queueproof.errors import Aside, QueueproofError
 from queueproof.queues.model import Queue
-from queueproof.report.card import Card, Judgement
+from queueproof.report.card import Card, Judgement, Place
 from queueproof.report.text import remedy
 
 _CAUSES = tomllib.loads(files(__package__).joinpath("causes.toml").read_text("utf-8"))["cause"]
@@ -50,8 +50,19 @@ def with_remedies(
         if told and advice and one.id in advice:
             own = advice[one.id]
             told = own.text if own.adds else f"{own.text} In general: {told}"
+            one = _placed(one, own.line)  # noqa: PLW2901 - the same, at the line that it names
         judgements.append(replace(one, remedy=told))
     return replace(card, guarantees=judgements)
+
+
+def _placed(judgement: Judgement, line: int) -> Judgement:
+    """A judgement whose stories stand at the line to change, which its remedy names."""
+
+    def there(place: Place | None) -> Place | None:
+        return replace(place, line=line) if place and line else place
+
+    more = [replace(one, place=there(one.place)) for one in judgement.more]
+    return replace(judgement, place=there(judgement.place), more=more)
 
 
 def in_own_names(text: str, queue: Queue) -> str:

@@ -204,10 +204,12 @@ class Advice(NamedTuple):
         text: The lines, in words.
         adds: Whether the file only asks or sets more with it. What takes something away may have
             been there for another reason, so that the general way to keep a guarantee is told too.
+        line: The first one that changes, from 1; 0 where the file does not have it itself.
     """
 
     text: str
     adds: bool
+    line: int = 0
 
 
 def advise(
@@ -241,7 +243,8 @@ def advise(
         if kept is not None:
             # What extends another file has no lines of its own there.
             name = Path(queue.name).name if queue.own == text else ""
-            found[one.id] = Advice(said(text, kept, name), adds=not kept.last)
+            line = first_line(text, kept.text) if name else 0
+            found[one.id] = Advice(said(text, kept, name), adds=not kept.last, line=line)
     return found
 
 
@@ -275,6 +278,23 @@ def _replaced(text: str, fix: Fix) -> int:
     return len(text.split()) - sum(block.size for block in same.get_matching_blocks())
 
 
+def first_line(before: str, after: str) -> int:
+    """The first line of a text that another one changes, or that it adds lines behind; from 1.
+
+    Args:
+        before: The text.
+        after: The other one; of the same text it is 0.
+    """
+    for tag, at, upto, _, _ in _opcodes(before, after):
+        if tag != "equal":
+            return at + (upto > at)
+    return 0
+
+
+def _opcodes(before: str, after: str) -> Sequence[tuple[str, int, int, int, int]]:
+    return SequenceMatcher(None, before.splitlines(), after.splitlines()).get_opcodes()
+
+
 def said(before: str, fix: Fix, name: str) -> str:
     """A form in words, and the lines to take out and to write where they are few.
 
@@ -285,17 +305,15 @@ def said(before: str, fix: Fix, name: str) -> str:
     """
     old, new = before.splitlines(), fix.text.splitlines()
     lines: list[str] = []
-    first = 0
-    for tag, at, upto, begin, end in SequenceMatcher(None, old, new).get_opcodes():
+    for tag, at, upto, begin, end in _opcodes(before, fix.text):
         if tag == "equal":
             continue
-        first = first or at + (upto > at)
         # The space keeps `-` and an SQL comment apart from the `---` of a diff's header.
         lines += [f"  {line}" for line in old[at - 1 : at] if upto == at]
         lines += [f"- {line}" for line in old[at:upto]] + [f"+ {line}" for line in new[begin:end]]
     few = len(lines) <= SHORT
     shown = "\n".join([".", "", "```diff", *lines, "```", "", ""]) if few else ". "
-    place = f" at {name}:{first}" if name else ""
+    place = f" at {name}:{first_line(before, fix.text)}" if name else ""
     told = f"With this change{place} this break is gone."
     return (
         f"{_asked(fix.what)}{shown}{told} `queueproof mend` also checks that nothing else breaks."

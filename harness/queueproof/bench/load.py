@@ -80,7 +80,7 @@ def why_not(queue: Loaded, shape: Shape) -> str | None:
         return "its workers' transactions are their own: there is none to hold" if hold else None
     claim = queue.blocks["claim"]
     if batch > 1 and ends_open(claim):
-        return "it keeps a transaction open for each job, so a claim takes one job"
+        return "it keeps one transaction open per job, so it cannot claim several jobs at once"
     if batch > 1 and "limit" not in claim.used:
         return "its claim has no limit: it takes one job"
     words = [first_keyword(statement.text) for statement in claim.statements]

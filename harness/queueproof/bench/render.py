@@ -6,8 +6,9 @@ import base64
 import re
 import statistics
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib.resources import files
+from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
 
 from jinja2 import Environment, StrictUndefined, UndefinedError
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 
 _DAMAGED = (ValueError, LookupError, TypeError, ArithmeticError, AttributeError, UndefinedError)
 WORDS = frozenset({"strategy", "phase", "the backends were"})  # columns that are no numbers
+NO_REASONS: Mapping[str, str] = MappingProxyType({})
 SAID = ("fsync", "autovacuum")  # settings that stand at the top
 LACKING = {"comparison": None, "interrupted": False, "endure": 0.0, "apart": True}
 """What a report's method does not say where there was none of it, or it was not known before."""
@@ -80,17 +82,25 @@ def environment(report: BenchReport) -> str:
     """The server, the settings and the machine that the figures are from, in a line."""
     method = report.method
     settings = (f"{name} {method['settings'][name]}" for name in SAID if name in method["settings"])
-    parts = [method["server"], *settings, f"{method['cores']} cores"]
+    parts = [method["server"], *settings]
     parts += [f"{method['rounds']} rounds"] if method.get("rounds") else []
-    measured = f"Measured on {', '.join(parts)}, {method['date'][:10]}."
+    measured = (
+        f"Measured on {', '.join(parts)}, {method['date'][:10]}. The {method['cores']} cores were"
+        " shared by the server, the workers and whatever else ran."
+    )
     return f"{measured} Another machine has other figures: compare the ratios."
 
 
-def answers(report: BenchReport) -> list[str]:
-    """The figures in a few sentences: who does most, or the others beside the first queue; why."""
+def answers(report: BenchReport, why: Mapping[str, str] = NO_REASONS) -> list[str]:
+    """The figures in a few sentences: who does most, or the others beside the first queue; why.
+
+    Args:
+        report: The figures.
+        why: By queue, the reason that stands behind the sentence on it.
+    """
     if report.method.get("pace", {}).get("rate"):
         return []  # all of them do what they are given
-    return (_most(report) or _beside(report)) + _falls(report)
+    return (_most(report, why) or _beside(report)) + _falls(report, why)
 
 
 def _beside(report: BenchReport) -> list[str]:
@@ -140,7 +150,7 @@ def _overlap(one: Series, other: Series) -> bool:
     return min(one.rates) <= max(other.rates) and min(other.rates) <= max(one.rates)
 
 
-def _falls(report: BenchReport) -> list[str]:
+def _falls(report: BenchReport, why: Mapping[str, str]) -> list[str]:
     """A sentence for each load of which the most workers do less than half of what fewer do."""
     loads: dict[tuple[str, int], list[Series]] = {}
     for entry in sorted(report.entries, key=lambda one: one.shape.workers):
@@ -155,12 +165,16 @@ def _falls(report: BenchReport) -> list[str]:
             )
             told.append(
                 f"**In batches of {batch}, {queue} gets slower with more workers**:"
-                f" {', '.join(rates)} (jobs/s)."
+                f" {', '.join(rates)} (jobs/s).{_because(queue, why)}"
             )
     return told
 
 
-def _most(report: BenchReport) -> list[str]:
+def _because(queue: str, why: Mapping[str, str]) -> str:
+    return f" {why[queue]}" if queue in why else ""
+
+
+def _most(report: BenchReport, why: Mapping[str, str]) -> list[str]:
     """The queue that comes nearest to what is possible, whatever the batch size."""
     shares: dict[str, list[tuple[Series, list[float]]]] = {}
     for entry, share in report.possible():
@@ -185,41 +199,64 @@ def _most(report: BenchReport) -> list[str]:
         if other.queue not in {one.queue, limit} and other.shape == one.shape
         if other.runs and _overlap(one, other)
     )
-    beside = f": {', '.join(times)}." if times else "."
+    beside = ""
+    if times:
+        beside = (
+            f": {', '.join(times)}. Each ratio on this page is the median of the rounds' ratios."
+        )
     beside = beside.replace(" times ", f" times the jobs/s of {first} ", 1)
     reached = sorted(statistics.median(share) for _, share in best)
     low, high = (f"{round(100 * one)}" for one in (reached[0], reached[-1]))
     return [
         (
             f"**With {numbers.workers(entries[0].shape.workers)}, {entries[0].queue} is the fastest"
-            f" queue that keeps its jobs**{beside}{alike} The upper bound is"
+            f" queue that keeps its jobs**{beside or '.'}{alike} The upper bound is"
             f" {limit}, which deletes a job when it is claimed, and so loses it if the worker dies."
             f" {entries[0].queue} reaches {low if low == high else f'{low} to {high}'} % of it."
+            f"{_because(entries[0].queue, why)}"
         )
     ]
 
 
 def notes(report: BenchReport) -> list[str]:
     """Why some figures are missing."""
-    reasons: dict[tuple[str, str], list[str]] = {}
+    reasons: dict[tuple[str, str, str], list[str]] = {}
     for entry in report.entries:
         if entry.reason:
-            workers = numbers.workers(entry.shape.workers)
-            cell = f"{entry.shape.batch} with {workers}{entry.shape.held(', hold ')}"
-            reasons.setdefault((entry.queue, entry.reason), []).append(cell)
-    return [f"{q}, batches of {' and '.join(at)}: {why}." for (q, why), at in reasons.items()]
+            load = f"{numbers.workers(entry.shape.workers)}{entry.shape.held(', hold ')}"
+            reasons.setdefault((entry.queue, entry.reason, load), []).append(f"{entry.shape.batch}")
+    return [
+        f"{queue} in batches of {' and '.join(at)}, {load}: {why}."
+        for (queue, why, load), at in reasons.items()
+    ]
 
 
-def markdown(report: BenchReport, chart: str | None = None, more: Sequence[str] = ()) -> str:
-    """The report as a Markdown page, with a chart's address and more answers on these queues."""
+def markdown(
+    report: BenchReport,
+    chart: str | None = None,
+    more: Sequence[str] = (),
+    why: Mapping[str, str] = NO_REASONS,
+) -> str:
+    """The report as a Markdown page.
+
+    Args:
+        report: The figures.
+        chart: Its address.
+        more: Further answers on these queues.
+        why: By queue, the reason that stands behind the answer on it.
+    """
     parts = ["# Throughput: claim to completion"]
-    parts += [*(comparison(report) or answers(report)), *more]
+    parts += [*(comparison(report) or answers(report, why)), *more, environment(report)]
     if chart:
         parts.append(f"![Jobs per second by batch size, workers and strategy]({chart})")
-    parts.append(environment(report))
-    if missing := notes(report):
-        parts.append(f"Not measured ({NOTHING} in the tables):")
-        parts.append("\n".join(f"- {reason}" for reason in missing))
+    unmeasured = f"Not measured ({NOTHING} in the tables):"
+    match notes(report):
+        case []:
+            pass
+        case [only]:
+            parts.append(f"{unmeasured} {only}")
+        case several:
+            parts += [unmeasured, "\n".join(f"- {reason}" for reason in several)]
     for table in tables(report):
         parts.append(f"## {table.title}")
         rule = ["---" if word in WORDS else "---:" for word in table.header]

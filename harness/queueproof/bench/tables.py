@@ -129,7 +129,10 @@ def _throughput(workers: str, entries: Sequence[Series], first: str) -> TitledTa
 
     note = "±: half of the difference between the slowest round and the fastest."
     if len(entries) > len(bases):
-        note += f" In brackets: relative to {first}."
+        note += (
+            f" In brackets: relative to {first}, the median of the rounds' ratios. It can differ a"
+            " little from the quotient of the two figures, which are rounded medians themselves."
+        )
     return _by_batch(f"Jobs/s, {workers}", [(entry, figure(entry)) for entry in entries], note)
 
 
@@ -160,7 +163,8 @@ def _comparison(entries: Sequence[Series], base: str) -> TitledTable:
         ("workers", "batch", "hold", "strategy", "jobs/s", f"relative to {base}", "waiting"),
         rows,
         "hold: how long a claim's transaction stays open before its COMMIT, as with an ORM."
-        f" 0.5x: half of what {base} does; in brackets the least and the most of the rounds."
+        f" 0.5x: half of what {base} does, the median of the rounds' ratios; in brackets the least"
+        " and the most."
         " waiting: share of samples in which a worker's backend waited for a lock.",
     )
 

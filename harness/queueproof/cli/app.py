@@ -114,12 +114,16 @@ _EXAMPLES = {
     "report": ("results/*.json --html report.html",),
 }
 
+_THEN = {"check": ("replay jobs.sql fencing", "mend jobs.sql")}
+
 
 def _epilog(name: str) -> str | None:
     told = "\n\n".join(
         f"- `{f'queueproof {name} {one}'.strip()}`" for one in _EXAMPLES.get(name, ())
     )
-    return f"Examples:\n\n{told}" if told else None
+    then = "\n\n".join(f"- `queueproof {one}`" for one in _THEN.get(name, ()))
+    parts = [f"{title}:\n\n{each}" for title, each in (("Examples", told), ("Then", then)) if each]
+    return "\n\n".join(parts) or None
 
 
 for _group, _commands in _GROUPS.items():

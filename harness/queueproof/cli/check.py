@@ -25,9 +25,9 @@ def check(
         list[str] | None,
         typer.Argument(
             metavar="QUEUE",
-            help=f"{opt.QUEUES} With several, each gets its own report files, and the exit code is"
-            " 4 if one of them gives 4, else 1, else 2, else 0. With none, those of"
-            " [tool.queueproof] in pyproject.toml.",
+            help=f"{opt.QUEUES} With several queues, each gets its own report files. The exit code"
+            " is the worst one, in this order: 4, 1, 2, 0. With none, those of [tool.queueproof] in"
+            " pyproject.toml.",
             show_default=False,
         ),
     ] = None,

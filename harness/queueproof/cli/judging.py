@@ -32,8 +32,6 @@ if TYPE_CHECKING:
 
 
 _TODO = re.compile(r"(--|#) TODO\b")
-_WORKER = re.compile(r"\bw\d+\b")
-_NAMELESS = ("a worker", "another", "a third")
 _LATER = ("queueproof.examine.check", "queueproof.report.terminal")  # as soon as a server runs
 
 
@@ -84,7 +82,7 @@ class CheckOptions:
         self,
         lab: Lab,
         progress: Callable[[str, float | None], None],
-        told: Callable[[str, str], None] = lambda _guarantee, _because: None,
+        told: Callable[[str], None] = lambda _guarantee: None,
         helpers: Helpers | None = None,
     ) -> Card:
         """The card of the queue in a lab."""
@@ -173,7 +171,7 @@ def judged(asked: CheckOptions, beyond: Beyond | None = None) -> int:
 
 
 @contextmanager
-def _telling(queue: Queue) -> Iterator[Callable[[str, str], None]]:
+def _telling(queue: Queue) -> Iterator[Callable[[str], None]]:
     """Say at once what breaks, and after how long, but for what the queue says of itself.
 
     Raises:
@@ -183,14 +181,11 @@ def _telling(queue: Queue) -> Iterator[Callable[[str, str], None]]:
     began = time.monotonic()
     broken = []
 
-    def told(guarantee: str, because: str) -> None:
+    def told(guarantee: str) -> None:
         if guarantee not in queue.breaks:
             broken.append(guarantee)
-            # The story will be another run's, whose workers have other numbers.
-            names = dict(zip(dict.fromkeys(_WORKER.findall(because)), _NAMELESS, strict=False))
-            what = _WORKER.sub(lambda found: names.get(found[0], found[0]), because)
             took = f"{time.monotonic() - began:.1f} s"
-            say(f"broken after {took}: {guarantee}: {what}", Exit.BROKEN)
+            say(f"broken after {took}: {guarantee}; its shortest steps follow", Exit.BROKEN)
 
     try:
         yield told
@@ -230,7 +225,11 @@ def print_summary(
     from queueproof.queues.sqlfile import SqlFileQueue
     from queueproof.report.terminal import print_breaks
 
-    tokens = {name: story.replay for name, (_, story) in card.breaks.items() if story.replay}
+    tokens = {
+        name: story.replay
+        for name, (_, story) in (card.breaks | card.accepted).items()
+        if story.replay
+    }
     mending = ""
     if isinstance(target, SqlFileQueue) and mend:
         mending = shlex.join(["mend" if word == "replay" else word for word in replay])
@@ -325,5 +324,3 @@ def _tell_breaks(out: Output, target: Queue, card: Card) -> None:
             out.say(f"{where}: {judgement.id} was not seen to break: {mended}")
         elif why.startswith("TODO"):
             out.say(f"{where}: {judgement.id} is accepted, and its reason still says TODO")
-    if any(judgement.verdict == "accepted" for judgement in card.guarantees):
-        out.say("Its [breaks] declare what is accepted. To see how that breaks: --html FILE.")

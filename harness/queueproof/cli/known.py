@@ -59,7 +59,11 @@ def token_of(queue: str, story: str) -> str:
     alone = found[1] if found[2] in {None, "1"} else story
     token = tokens.get(story) or tokens.get(alone) or tokens.get(f"{alone}.1")
     if token is None:
-        known = f"its stories are {', '.join(tokens)}" if tokens else "it found nothing broken"
+        known = (
+            f"its stories are {', '.join(tokens)}"
+            if tokens
+            else "it told none that can be replayed"
+        )
         raise QueueproofError(f"the last check of {queue} has no story {story}: {known}")
     return token
 

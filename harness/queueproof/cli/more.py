@@ -148,7 +148,7 @@ def _mend(asked: CheckOptions, out: Output, target: Queue, card: Card) -> str:
     rest = f", but not {', '.join(known.left)}" if known.left else ""
     return (
         f"The change printed above mends {', '.join(known.mended)}{rest}."
-        " The file itself was not changed."
+        " The file still holds the broken version."
     )
 
 

@@ -53,12 +53,13 @@ _WITH = (
 With: TypeAlias = Annotated[str | None, _option(ASKED, _WITH, "--with", metavar="FILE")]
 _PROFILE = (
     "How thoroughly to check. quick: 10 to 20 s for an SQL file on two idle cores. default: half a"
-    " minute to two minutes. deep: many minutes. A broken queue takes longer, because a fix is"
-    " searched. A worker program takes three to six times as long."
+    " minute to two minutes. deep: many minutes. A broken queue takes longer, because"
+    " queueproof also looks for a fix. A worker program takes three to six times as long."
 )
 Profile: TypeAlias = Annotated[ProfileName, _option(HOW, _PROFILE)]
 ProfileOrProjects: TypeAlias = Annotated[
-    ProfileName | None, _option(HOW, _PROFILE, show_default="pyproject.toml's, or default")
+    ProfileName | None,
+    _option(HOW, _PROFILE, show_default="the profile in pyproject.toml, else default"),
 ]
 _SEED = "Random seed. The same seed and profile give the same verdict."
 Seed: TypeAlias = Annotated[int, _option(HOW, _SEED)]

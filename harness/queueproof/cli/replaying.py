@@ -94,6 +94,8 @@ def _replayed(target: Queue, token: str, where: opt.Where, export: Path | None) 
         write(export, text)
         out.say(f"Wrote {export}")
     out.say(f"It happened again: {guarantee} is broken.")
+    if replayed.accepted:
+        out.say(f"It is accepted, because the queue declares it as known: {replayed.accepted}")
     return Exit.BROKEN
 
 

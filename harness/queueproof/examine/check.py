@@ -36,7 +36,7 @@ def check_queue(
     jobs: int = 1,
     helpers: Helpers | None = None,
     progress: Progress = lambda _what, _fraction: None,
-    told: Told = lambda _guarantee, _because: None,
+    told: Told = lambda _guarantee: None,
     fail_fast: bool = False,
 ) -> Card:
     """Judge an installed queue.
@@ -66,9 +66,9 @@ def check_queue(
         causes = profile in PROFILES and not fail_fast
         asked_for = {guarantee.id for guarantee in wanted}
 
-        def tell(name: str, because: str) -> None:
+        def tell(name: str) -> None:
             if name in asked_for:
-                told(name, because)
+                told(name)
 
         findings = Findings(lab, offer, seed, pool, tell, causes=causes)
         budget = profile_of(profile, by_clients=lab.by_clients)

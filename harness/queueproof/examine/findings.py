@@ -35,8 +35,8 @@ WITHIN = 6  # schedules of each part of a story
 STORIES = 3  # of one guarantee, each of another operation that breaks it
 
 
-Told: TypeAlias = Callable[[str, str], None]
-"""Called with a guarantee that breaks, and the sentence that says how."""
+Told: TypeAlias = Callable[[str], None]
+"""Called with a guarantee that breaks, and not with how: its story will be another, shorter run."""
 
 
 @dataclass(slots=True)
@@ -48,7 +48,7 @@ class Findings:
         offer: What it brings.
         seed: Of the random programs and schedules.
         pool: Other processes that do the work, see `Crew`.
-        told: Called at once with what breaks and how, for each guarantee that does.
+        told: Called at once with each guarantee that breaks.
         causes: Whether other operations that break the same are looked for.
         crew: What does the work.
         declared: What the checker must know of it.
@@ -59,7 +59,7 @@ class Findings:
     offer: Offer
     seed: int
     pool: InitVar[Helpers | None] = None
-    told: Told = lambda _guarantee, _because: None
+    told: Told = lambda _guarantee: None
     causes: bool = False
     crew: Crew = field(init=False)
     declared: Declared = field(init=False)
@@ -114,7 +114,7 @@ class Findings:
         if known is None or name in self.within or _says_more(failure, known):
             if (kept := self._confirmed(name, failure)) is not None:
                 if known is None and name in CATALOGUE and not _doubted(kept):
-                    self.told(name, kept.violation.because)
+                    self.told(name)
                 self.failures[name] = kept
                 self.within.pop(name, None)
                 if known is not None and self.causes:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from queueproof.errors import QueueproofError
@@ -13,6 +13,7 @@ from queueproof.guarantees.catalogue import CATALOGUE
 from queueproof.judge.checker import declare
 from queueproof.probes.probes import PROBES
 from queueproof.queues.model import OPERATIONS, Queue
+from queueproof.queues.offer import Offer
 from queueproof.report.story import Told, of_queue, tell, tell_found
 from queueproof.report.text import to_text
 from queueproof.run.lab import Lab
@@ -37,12 +38,14 @@ class Replayed:
         told: The story.
         data: What its token holds: program with schedule, or what a probe needs.
         failure: What happened; None for a probe's story.
+        accepted: Why the queue declares the break as known; empty where it does not.
     """
 
     guarantee: str
     told: Told
     data: Mapping[str, Any]
     failure: Failure | None = None
+    accepted: str = ""
 
     @property
     def story(self) -> str:
@@ -67,11 +70,7 @@ def told_by(token: str) -> tuple[str, str, int, Mapping[str, Any]]:
 
 
 def replay(lab: Lab, token: str) -> Replayed | None:
-    """The story again, or None where it does not happen any more.
-
-    Where the queue has been edited since, its program is run under every order, up to
-    `EXHAUSTIVE` of them: the schedule of the token counts statements that may have gone. So it is
-    where a worker process does not break any more: of its library nobody knows here.
+    """A story again; see `_again`, which says how. None where it does not happen any more.
 
     Args:
         lab: Where the queue is installed.
@@ -83,6 +82,20 @@ def replay(lab: Lab, token: str) -> Replayed | None:
     digest, guarantee, seed, data = told_by(token)
     edited = digest != lab.queue.digest
     offer = calibrate(lab, replayed=not edited)  # an edited queue may have a time of its own now
+    found = _again(lab, offer, guarantee, seed, data, edited=edited)
+    known = offer.queue.breaks.get(guarantee) or CATALOGUE[guarantee].accepted(offer)
+    return found and replace(found, accepted=known)
+
+
+def _again(
+    lab: Lab, offer: Offer, guarantee: str, seed: int, data: Mapping[str, Any], *, edited: bool
+) -> Replayed | None:
+    """The story again, or None where it does not happen any more.
+
+    Where the queue has been edited since, its program is run under every order, up to
+    `EXHAUSTIVE` of them: the schedule of the token counts statements that may have gone. So it is
+    where a worker process does not break any more: of its library nobody knows here.
+    """
     if "probe" in data:
         found = PROBES[guarantee].replay(lab, offer, data["probe"])
         return Replayed(guarantee, tell_found(found, guarantee), data) if found else None

@@ -40,7 +40,7 @@ def _routed(offer: Offer) -> str | None:
     takes = offer.queue.takes
     if "queue" in takes("enqueue") and "queue" in takes("claim"):
         return None
-    return "enqueue and claim do not both take a queue"
+    return "needs an enqueue and a claim that take a queue name"
 
 
 def _capped(offer: Offer) -> str | None:
@@ -122,7 +122,7 @@ GUARANTEES = (
             "Have the sub-select run once: `WHERE id = ANY (ARRAY(SELECT ...))`, or `WITH next AS "
             "MATERIALIZED (SELECT ...)` and a join with it."
         ),
-        lacking="claims with more jobs free than allowed",
+        lacking="claims while more jobs were free than a claim may take",
         probe="plans",
     ),
     Guarantee(

@@ -17,8 +17,8 @@ GUARANTEES = (
         called="bloat, slow claims, full table scan",
         apart=True,
         sentence=(
-            "On a vacuumed table a claim touches no more buffers with a million finished jobs or a "
-            "deep backlog than with few jobs."
+            "On a vacuumed table a claim reads as few buffers with a million finished or waiting "
+            "jobs as with a few."
         ),
         why="the queue gets slower every week",
         source="https://brandur.org/postgres-queues",

@@ -149,7 +149,7 @@ GUARANTEES = (
     ),
     Guarantee(
         id="backoff",
-        called="exponential backoff, retry delay, retry storm",
+        called="retry, exponential backoff, retry delay, retry storm",
         sentence=(
             "A failed job waits before its next attempt; the wait grows, is capped, and never "
             "overflows."

@@ -98,8 +98,8 @@ GUARANTEES = (
         called="durability, kill -9",
         apart=True,
         sentence=(
-            "What was acknowledged is neither lost nor done twice when a worker, a connection or "
-            "the server dies, not even when it dies while COMMIT is answered."
+            "What the database has confirmed is not lost and not done twice when a worker, a "
+            "connection or the server dies, even between a COMMIT and its answer."
         ),
         why="an outage of a second loses jobs, or runs finished ones again",
         source="https://github.com/rails/solid_queue/issues/748",

@@ -119,7 +119,7 @@ GUARANTEES = (
     Guarantee(
         id="no-deadlock",
         called="deadlock detected, 40P01",
-        sentence="No interleaving of operations deadlocks.",
+        sentence="Operations that run at the same time never deadlock.",
         why="operations are aborted at random under load",
         source="https://github.com/timgit/pg-boss/issues/282",
         wild=(
@@ -137,7 +137,7 @@ GUARANTEES = (
     Guarantee(
         id="no-starvation",
         called="head-of-line blocking",
-        sentence="A job that cannot run now does not keep ready jobs from being claimed.",
+        sentence="A job that cannot run now does not block ready jobs behind it.",
         why="the queue stands still although there is work",
         source="https://github.com/oban-bg/oban/issues/1498",
         wild=(

@@ -157,7 +157,10 @@ class PlanGrid(Probe):
 
 
 def _evidence(claims: int, plans: Collection[object]) -> dict[str, int]:
-    return {"claims with more jobs free than allowed": claims, "distinct plans": len(plans)}
+    return {
+        "claims while more jobs were free than a claim may take": claims,
+        "distinct plans": len(plans),
+    }
 
 
 def _broken(over: Overclaim, evidence: Mapping[str, int]) -> Seen:
@@ -179,11 +182,11 @@ def _broken(over: Overclaim, evidence: Mapping[str, int]) -> Seen:
 def _unasked(offer: Offer, plans: Iterable[Iterable[str]]) -> Iterator[str]:
     """The claims that a reader might think were asked, and were not."""
     if offer.held:
-        yield "a claim of several was not asked: it ends inside its transaction"
+        yield "not tested: a claim of several jobs (a claim ends inside its transaction)"
     elif offer.queue.jobs_per_worker is not None:
-        yield "a claim of several was not asked: a worker has one job at a time"
+        yield "not tested: a claim of several jobs (a worker has one job at a time)"
     elif "limit" not in offer.queue.takes("claim"):
-        yield "a claim of several was not asked: it takes no limit"
+        yield "not tested: a claim of several jobs (this claim has no limit parameter)"
     if not offer.held and "jobs" not in offer.queue.offers:
         yield "jobs taken and not answered were not counted: there is no `jobs`"
     if any("Function Scan" in plan for each in plans for plan in each):

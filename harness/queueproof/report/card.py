@@ -40,7 +40,8 @@ class Break:
         story: How it broke, as text.
         replay: A token for `queueproof replay`; None where it cannot be repeated at will.
         told: The same as data, which a page draws; None in a card.json of earlier versions.
-        place: Of the last statement of the queue's own in the story; None where it is in no file.
+        place: The line to change, where one is known; else the last statement of the queue's own in
+            the story; None where that is in no file.
     """
 
     reason: str
@@ -149,10 +150,18 @@ class Card:
     @property
     def breaks(self) -> dict[str, tuple[Judgement, Break]]:
         """Each story of what is broken by its name: `fencing`, or `fencing.1` and `fencing.2`."""
+        return self._told("broken")
+
+    @property
+    def accepted(self) -> dict[str, tuple[Judgement, Break]]:
+        """The stories of what is broken and declared as known, by their names."""
+        return self._told("accepted")
+
+    def _told(self, verdict: Verdict) -> dict[str, tuple[Judgement, Break]]:
         return {
             one.id if len(one.stories) == 1 else f"{one.id}.{number}": (one, story)
             for one in self.guarantees
-            if one.verdict == "broken"
+            if one.verdict == verdict
             for number, story in enumerate(one.stories, start=1)
         }
 

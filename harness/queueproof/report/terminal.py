@@ -6,11 +6,12 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import nullcontext
+from itertools import islice
+from textwrap import wrap
 from typing import IO
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
-from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
@@ -100,9 +101,7 @@ def print_breaks(out: Output, card: Card, replay: str, *, named: bool, mend: str
         named: Whether that command knows the stories by their names; by their tokens otherwise.
         mend: The command that looks for a change that mends the queue; empty where none does.
     """
-    breaks = card.breaks
-    if not breaks:
-        return
+    breaks, indent = card.breaks, " " * 2
     for name, (judgement, story) in breaks.items():
         where = f"{story.place.file}:{story.place.line}" if story.place else card.queue
         if not out.is_terminal:
@@ -112,16 +111,27 @@ def print_breaks(out: Output, card: Card, replay: str, *, named: bool, mend: str
         first = _FIRST_SENTENCE.split(with_code(safe)[0])[0]
         out.say(Text.assemble((name, STYLES["broken"]), f"  {where.rpartition('/')[2]}"))
         for line in (story.reason, f"Mend: {first}"):
-            out.print(Padding.indent(line, 2))
-    again = {name: story.replay for name, (_, story) in breaks.items() if story.replay}
-    first = next(iter(breaks.values()))[0].id
-    if again and named:
-        out.say(f"\nReplay a break:       {replay} {next(iter(again))}")
-    for token in again.values() if not named else ():
-        out.say(f"Replay a break:       {replay} {token}")
-    if mend:
-        out.say(f"Search for a fix:     {mend}")
-    out.say(f"Explain a guarantee:  queueproof explain {first}\n")
+            wrapped = wrap(
+                line,
+                out.width,
+                initial_indent=indent,
+                subsequent_indent=indent,
+                break_long_words=False,
+                break_on_hyphens=False,
+            )
+            out.say("\n".join(wrapped))
+    if breaks:
+        out.say()
+    for what, stories in (("Replay a break:", breaks), ("See what is accepted:", card.accepted)):
+        again = {name: story.replay for name, (_, story) in stories.items() if story.replay}
+        for name, token in islice(again.items(), 1 if named else None):
+            out.say(f"{what:<22}{replay} {name if named else token}")
+    if breaks and mend:
+        out.say(f"{'Search for a fix:':<22}{mend}")
+    for judgement, _ in islice(breaks.values(), 1):
+        out.say(f"{'Explain a guarantee:':<22}queueproof explain {judgement.id}")
+    if breaks or card.accepted:
+        out.say()
 
 
 def print_story(out: Output, story: str) -> None:
@@ -237,7 +247,7 @@ def _verified(mended: Mended, profile: str) -> Iterator[str]:
     if drawn := max(one.evidence.get("random programs", 0) for one in mended.card.guarantees):
         runs += f", {counted(drawn, 'random programs')}"
     whole = summary(mended.card.guarantees)
-    yield f"The mended queue was checked by everything, profile {profile}: {whole} ({runs})."
+    yield f"All checks ran on the mended queue, profile {profile}: {whole} ({runs})."
     if profile == "quick":
         yield "That was a quick look: `queueproof check` without --profile looks further."
     anyway = [one.id for one in mended.card.guarantees if one.verdict == "broken"]

@@ -114,13 +114,16 @@ class Legend:
         return replace(story, turns=turns, before=before), new
 
 
-def to_text(told: Told, width: int = WIDTH, legend: Legend | None = None) -> str:
+def to_text(
+    told: Told, width: int = WIDTH, legend: Legend | None = None, *, sql: bool = True
+) -> str:
     """A story, as it is read on a terminal.
 
     Args:
         told: The story.
         width: Characters that a line may have, but for `NARROWEST`; SQL and plans keep theirs.
         legend: Of the run, where the text stands among others; None: the text stands alone.
+        sql: Whether a story's SQL stands below its steps; else the caller shows it.
     """
     width = max(width, NARROWEST)
     guarantee, reason = CATALOGUE[told.guarantee], why(told)
@@ -128,7 +131,7 @@ def to_text(told: Told, width: int = WIDTH, legend: Legend | None = None) -> str
     parts = [
         _filled(f"{guarantee.id}: {guarantee.sentence}", width),
         *(
-            _run(*lettered.lettered(told), width)
+            _run(*lettered.lettered(told), width, sql=sql)
             if isinstance(told, Story)
             else (_part(part, width) for part in told.parts)
         ),
@@ -193,7 +196,7 @@ def counted(number: int, what: str) -> str:
     return f"{number:,} {named}"
 
 
-def _run(story: Story, new: Sequence[tuple[int, str]], width: int) -> Iterator[str]:
+def _run(story: Story, new: Sequence[tuple[int, str]], width: int, *, sql: bool) -> Iterator[str]:
     yield _filled(f"Broken: {story.broken}.", width)
     yield _filled(story.cast, width)
     yield _filled(before(story), width)
@@ -203,6 +206,11 @@ def _run(story: Story, new: Sequence[tuple[int, str]], width: int) -> Iterator[s
     room = len(columns) > 1 and 4 + len(columns) * (COLUMN + 2) - 2 <= width
     yield _timeline(story, columns, width) if room else _listing(story, width)
     yield _filled("\n".join(remarks(story)), width)
+    if sql:
+        yield from _legend(story, new)
+
+
+def _legend(story: Story, new: Sequence[tuple[int, str]]) -> Iterator[str]:
     shown = {NO_LETTER, *(number for number, _ in new)}
     sent = (fact for turn in story.turns for fact in turn.facts if isinstance(fact, Sent))
     if above := sorted({fact.statement for fact in sent} - shown):
@@ -312,7 +320,10 @@ def _undone(story: Story) -> _Undone | None:
 def _allowed(wait: AllowedWait) -> str:
     if wait.rival:
         both = f"{wait.actor}'s claim waits for {wait.rival}'s because both take the same job"
-        return f"{both}. This wait does not count against non-blocking."
+        return (
+            f"{both}. The guarantee non-blocking allows this wait: the mistake is that both took"
+            " the job."
+        )
     return f"{wait.actor}'s claim may wait here: with an old snapshot even SKIP LOCKED does."
 
 
