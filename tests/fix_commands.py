@@ -5,13 +5,13 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Callable
-from importlib.resources import files
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
 
 from queueproof import cli
+from tests.fix_places import WORKER
 from tests.fix_programs import Begin
 
 
@@ -63,4 +63,4 @@ def begin_command(begin: Begin, tmp_path: Path) -> Begin:
 @pytest.fixture
 def worker_program() -> str:
     """The worker that `init --program` writes, as a queue."""
-    return f"exec: {sys.executable} {files('queueproof.queues') / 'templates' / 'worker.py'}"
+    return f"exec: {sys.executable} {WORKER}"

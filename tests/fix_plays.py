@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
+from queueproof.history.calls import Call, CallKind
+from queueproof.run.record import Run
 from queueproof.schedule.moments import past
 from queueproof.schedule.programs import HEARTBEATS, Do, DoKind, JobSpec, Program, Script, whole
 from tests.fix_histories import LEASE
@@ -46,6 +48,11 @@ def play(text: str, jobs: int | Sequence[JobSpec] = 1, reserve: int = 0) -> Prog
     known = (JobSpec(),) * jobs if isinstance(jobs, int) else tuple(jobs)
     stages = tuple(tuple(map(_script, stage.split(" | "))) for stage in text.split("; "))
     return Program(known, stages, (JobSpec(),) * reserve)
+
+
+def calls(run: Run, kind: CallKind, actor: str) -> list[Call]:
+    """What an actor asked, of one kind."""
+    return [call for call in run.history.of_kind(kind) if call.actor == actor]
 
 
 def _script(text: str) -> Script:

@@ -19,7 +19,8 @@ from queueproof.queues.sqlfile import load_text
 from queueproof.run.open import open_lab
 from tests.fix_commands import Command
 from tests.fix_hostile import HOSTILE, TOGETHER, after_its_tables, hostile
-from tests.fix_places import SKIP_LOCKED, reference, text_of
+from tests.fix_places import SKIP_LOCKED, reference
+from tests.fix_queues import RACES, queue_file
 from tests.fix_server import tell
 
 NEEDS = {
@@ -95,9 +96,7 @@ def test_another_role_may_work_beside_other_peoples_databases(dsn: str, company:
 def test_check_trust(tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     """`check --trust` is all that it takes, and a story's command has it too."""
     path = tmp_path / "q.sql"
-    text = text_of("broken/single_claim_select_then_update")
-    statement = NEEDS["a program"]
-    path.write_text(text.replace("-- name: enqueue", f"{statement}\n\n-- name: enqueue", 1))
+    path.write_text(queue_file(more=NEEDS["a program"], claim=RACES))
     monkeypatch.delenv("QUEUEPROOF_POSTGRES", raising=False)
     quickly = ("--only", "single-claim", "--jobs", "1", "--fail-fast", "--profile", "quick")
     refused = command("check", path, *quickly)

@@ -11,7 +11,6 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
 from datetime import timedelta
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +31,7 @@ from queueproof.queues.worker import (
     as_uri,
 )
 from tests.fix_histories import each
+from tests.fix_places import TEMPLATES
 from tests.fix_programs import Begin, Eventually, finished, is_gone
 from tests.fix_queues import answered
 
@@ -507,14 +507,9 @@ def test_a_template_ends_with_its_stdin(suffix: str, tmp_path: Path) -> None:
     assert (ended.returncode, ended.stdout, ended.stderr) == (0, "", "")
 
 
-def template(name: str) -> str:
-    """The text of a file beside the templates."""
-    return files("queueproof.queues").joinpath(f"templates/{name}").read_text()
-
-
 def test_the_templates_run_the_same_statements() -> None:
     """Two languages, one queue: their SQL differs in the parameters' form alone."""
-    python, node = template("worker.py"), template("worker.mjs")
+    python, node = ((TEMPLATES / f"worker.{end}").read_text() for end in ("py", "mjs"))
     begins = ("UPDATE", "  SELECT", "SET")
     shared = [line for line in python.splitlines() if line.startswith(begins)]
     assert len(shared) > 5
@@ -523,7 +518,7 @@ def test_the_templates_run_the_same_statements() -> None:
 
 def test_the_documentation_has_every_message_and_every_key_of_init(described: WorkerQueue) -> None:
     """With all that each may be told and declare, and answers that are understood."""
-    text = template("README.md")
+    text = (TEMPLATES / "README.md").read_text()
     spoken = re.findall(r"^ {4}> (.*)\n {4}< (.*)$", text, re.MULTILINE)
     assert len(re.findall(r"^ {4}[<>] ", text, re.MULTILINE)) == 2 * len(spoken)
     told: dict[str, set[str]] = {}

@@ -36,11 +36,12 @@ from queueproof.run.session import ConnectionLostError
 from tests.fix_commands import Command, Ran, without_progress
 from tests.fix_places import DOUBLE_CLAIM, REFERENCE, SKIP_LOCKED, STRATEGIES
 from tests.fix_programs import Begin, Eventually, ends, finished, frozen
-from tests.fix_queues import CLAIM, queue_file
+from tests.fix_queues import RACES, queue_file
 
 BROKEN, SOUND = str(DOUBLE_CLAIM), str(REFERENCE)
 INIT = ("init", "q.sql", "--from-schema")
 APART = "server-clock"  # judged in a second or two, where others that hold take a whole search
+RACING = queue_file(claim=RACES)  # the smallest that breaks
 
 
 @pytest.fixture
@@ -171,7 +172,7 @@ def test_a_number_that_the_header_contradicts_is_told_first(check: Command, tmp_
 def test_accepted_breaks_are_written(check: Command, command: Command, tmp_path: Path) -> None:
     """`accept` passes today's break; its TODO is told, and so is a break that is mended."""
     file = tmp_path / "q.sql"
-    file.write_text(load(BROKEN).whole)
+    file.write_text(RACING)
     file.chmod(0o640)
     first = command("accept", file, "--only", f"single-claim,{APART}", "--profile", "quick")
     assert first.code == 0
@@ -218,6 +219,7 @@ def test_the_queue_that_init_writes_passes(
 
 SNAPSHOT, CAPPED = "old-snapshot", "concurrency-limit"  # neither is offered by the reference
 ALL = f"{SNAPSHOT},{CAPPED},{APART}"
+each_signal = pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 
 
 @pytest.mark.parametrize(
@@ -474,41 +476,51 @@ def test_an_interrupted_search_prints_what_is_mended_so_far(
 
     monkeypatch.setattr("queueproof.advice.search.check_queue", checked)
     queue = tmp_path / "queue.sql"
-    whole = STRATEGIES / "broken" / "backoff_held_now.sql"
+    whole = STRATEGIES / "broken" / "server_clock_local_timestamp.sql"
     extends = f'-- /// queue\n-- extends = "{whole}"\n-- ///\n'
     queue.write_text(extends if over else load(whole).whole)
-    ran = command("mend", queue, "--only", "backoff", "--postgres", dsn)
+    ran = command("mend", queue, "--only", APART, "--postgres", dsn)
     assert ran.code == 143
-    assert ran.err.startswith("queueproof: stopped by SIGTERM at: 1 of 1 mended (backoff)")
-    told = ran.out.partition("Looking for what mends backoff: minutes for each.\n")[2]
-    assert "Mended: backoff, by " in told
+    assert ran.err.startswith("queueproof: stopped by SIGTERM at: 1 of 1 mended (server-clock)")
+    told = ran.out.partition("Looking for what mends server-clock: minutes for each.\n")[2]
+    assert "Mended: server-clock, by " in told
     assert "before the search was interrupted" in told
-    assert re.search(r"\n\+.*clock_timestamp\(\)", told)
-    assert "It was checked for backoff alone: " in told
+    assert re.search(r"\n\+.* timestamptz", told)
+    assert "It was checked for server-clock alone: " in told
     assert "checked by everything" not in told
     assert (f"The diff is of what `queueproof show {queue}` prints" in told) == over
     assert ("The diff is for `git apply`" in told) != over
 
 
+@pytest.fixture
+def racing(tmp_path: Path) -> Path:
+    """The smallest broken queue, as q.sql in the folder of the test's commands."""
+    (tmp_path / "q.sql").write_text(RACING)
+    return tmp_path / "q.sql"
+
+
 @pytest.mark.parametrize(
     ("queue", "code", "redirection"),
     [
-        (BROKEN, 1, "> /dev/full 2>&1"),
+        ("q.sql", 1, "> /dev/full 2>&1"),
         *[("nowhere.sql", 4, how) for how in (">&-", "2>&-", "<&- >&- 2>&-", "> /dev/full 2>&1")],
     ],
 )
-def test_no_stream_changes_the_exit_code(dsn: str, queue: str, code: int, redirection: str) -> None:
+def test_no_stream_changes_the_exit_code(
+    dsn: str, racing: Path, queue: str, code: int, redirection: str
+) -> None:
     """Closed by the shell, or on a disk that is full: 1 means broken and nothing else."""
     only = ["--only", "single-claim", "--fail-fast"]
     asked = ["check", queue, *only, "--profile", "quick", "--postgres", dsn]
     shell = ["sh", "-c", f'exec "$0" "$@" {redirection}', sys.executable, "-m", "queueproof"]
-    ran = finished(*shell, *asked)
+    ran = finished(*shell, *asked, cwd=racing.parent)
     assert (ran.returncode, "Traceback" in ran.stderr) == (code, False), ran.stderr
 
 
+@pytest.mark.usefixtures("racing")
 @pytest.mark.parametrize(
     ("queue", "asked", "code"),
-    [(SOUND, APART, 0), (BROKEN, "single-claim", 1), ("nowhere.sql", APART, 4)],
+    [("q.sql", APART, 0), ("q.sql", "single-claim", 1), ("nowhere.sql", APART, 4)],
 )
 def test_leaving_readers_change_no_code(start: Begin, queue: str, asked: str, code: int) -> None:
     """As with `2>&1 | head -1`, be it the reader of the card or of the errors."""
@@ -519,17 +531,13 @@ def test_leaving_readers_change_no_code(start: Begin, queue: str, asked: str, co
     assert process.wait(120) == code
 
 
-def test_a_report_that_cannot_be_written_exits_4(check: Command) -> None:
+def test_a_report_that_cannot_be_written_exits_4(check: Command, racing: Path) -> None:
     """Whatever was found: it is on the screen, and what was asked for is not in its file."""
     told = "queueproof: cannot write /dev/full: No space left on device\n"
-    for form, queue, only in (
-        ("json", BROKEN, "single-claim"),
-        ("html", SOUND, APART),
-        ("junit", SOUND, APART),
-    ):
-        ran = check(queue, "--only", only, "--fail-fast", f"--{form}", "/dev/full")
+    for form, only in (("json", "single-claim"), ("html", APART), ("junit", APART)):
+        ran = check(racing, "--only", only, "--fail-fast", f"--{form}", "/dev/full")
         assert (ran.code, ran.err) == (4, told)
-        assert ("broken: " if queue == BROKEN else "holds: ") in ran.out
+        assert ("holds: " if only == APART else "broken: ") in ran.out
 
 
 @pytest.mark.parametrize(
@@ -632,11 +640,10 @@ def test_a_watched_file_is_checked_again_after_each_change(
 ) -> None:
     """Its last story goes first; an error in the file waits for the next change like a verdict."""
     file = tmp_path / "queue.sql"
-    broken = queue_file(claim=CLAIM.replace(" FOR UPDATE SKIP LOCKED", ""))
-    file.write_text(broken, encoding="utf-8")
+    file.write_text(RACING, encoding="utf-8")
     told: list[str] = []
-    misspelt = broken.replace("-- name: claim", "-- name: clam")
-    edits = iter([f"{broken}\n-- edited\n", misspelt, queue_file()])
+    misspelt = RACING.replace("-- name: claim", "-- name: clam")
+    edits = iter([f"{RACING}\n-- edited\n", misspelt, queue_file()])
 
     def edited(_: Stamps) -> None:
         told.append(capsys.readouterr().out)
@@ -659,12 +666,13 @@ def test_a_watched_file_is_checked_again_after_each_change(
     assert "single-claim: holds" in mended
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@each_signal
+@pytest.mark.usefixtures("racing")
 def test_a_signal_ends_the_waiting_for_a_change(
     dsn: str, start: Begin, number: signal.Signals, eventually: Eventually
 ) -> None:
     """What the command says ends it does: one line, the code of the signal, nothing left behind."""
-    process = start("watch", BROKEN, "--only", "single-claim", "--profile", "quick")
+    process = start("watch", "q.sql", "--only", "single-claim", "--profile", "quick")
     while process.line() != "Waiting for a change; Ctrl-C ends it.":
         assert process.poll() is None
     assert len(without_progress(ends(process, number)).splitlines()) == 1
@@ -695,8 +703,6 @@ main()
 """
 LEFT = "SELECT FROM pg_database WHERE datname ~ '^queueproof_bench'"
 Running = Callable[..., subprocess.Popen[str]]
-
-each_signal = pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 
 
 @pytest.fixture
