@@ -36,17 +36,19 @@ from queueproof.run.session import ConnectionLostError
 from tests.fix_commands import Command, Ran, without_progress
 from tests.fix_places import DOUBLE_CLAIM, REFERENCE, SKIP_LOCKED, STRATEGIES
 from tests.fix_programs import Begin, Eventually, ends, finished, frozen
-from tests.fix_queues import RACES, queue_file
+from tests.fix_queues import FREE, queue_file
 
 BROKEN, SOUND = str(DOUBLE_CLAIM), str(REFERENCE)
 INIT = ("init", "q.sql", "--from-schema")
 APART = "server-clock"  # judged in a second or two, where others that hold take a whole search
-RACING = queue_file(claim=RACES)  # the smallest that breaks
+MARKS = "UPDATE jobs SET status = 'running' WHERE id = ANY (:ids)"
+RACING = queue_file(claim=f"{FREE};\n{MARKS} RETURNING id;")  # the smallest that breaks
 
 
 @pytest.fixture
-def check(command: Command, on_server: None) -> Command:  # noqa: ARG001
-    """Run a quick check in this process, which does all of it: the tests share the processors."""
+def check(command: Command, on_server: None, monkeypatch: pytest.MonkeyPatch) -> Command:  # noqa: ARG001
+    """Run a quick check in this process, which does all of it, and looks for no mending change."""
+    monkeypatch.setattr("queueproof.advice.search.advise", lambda *_: {})
     return lambda *arguments: command("check", "--profile", "quick", "--jobs", 1, *arguments)
 
 
@@ -77,9 +79,11 @@ def test_a_sound_queue_exits_0_and_ends_with_its_verdict(check: Command) -> None
 
 @pytest.fixture(scope="module")
 def broken(dsn: str, tmp_path_factory: pytest.TempPathFactory) -> tuple[Ran, Path]:
-    """A check of a broken queue, and the directory of its reports."""
+    """A check of a broken queue, and the directory of its file and its reports."""
     directory = tmp_path_factory.mktemp("reports")
-    arguments = ["check", BROKEN, "--profile", "quick", "--only", f"single-claim,{APART}"]
+    queue = directory / "q.sql"
+    queue.write_text(RACING)
+    arguments = ["check", str(queue), "--profile", "quick", "--only", f"single-claim,{APART}"]
     for form in ("json", "html", "junit"):
         arguments += [f"--{form}", str(directory / form)]
     environment = {**os.environ, "QUEUEPROOF_POSTGRES": dsn}
@@ -100,30 +104,31 @@ def test_a_broken_queue_exits_1_with_its_story(broken: tuple[Ran, Path]) -> None
     assert (ran.code, ran.err) == (1, "")
     assert "single-claim: No job is held by two workers at once." in ran.out
     told = ran.out.partition("\nHow to mend it: ")[2]
-    change = "      AND run_at <= now()\n+     AND status = 'queued'\n"
+    change = f"- {MARKS} RETURNING id;\n+ {MARKS} AND status = 'queued' RETURNING id;\n"
     assert told.startswith(f"Let claim also ask for status = 'queued'.\n\n{change}")
     *_, again, mend, more, _, whole = ran.out.splitlines()
-    assert again.endswith(f" queueproof replay {BROKEN} single-claim")
-    assert mend.endswith(f" queueproof mend {BROKEN}")
+    assert again.endswith(f" queueproof replay {reports}/q.sql single-claim")
+    assert mend.endswith(f" queueproof mend {reports}/q.sql")
     assert more.endswith(" queueproof explain single-claim")
-    assert whole.startswith(f"broken: {BROKEN} (single-claim broken; 1 holds; ")
+    assert whole.startswith(f"broken: {reports}/q.sql (single-claim broken; 1 holds; ")
 
 
-def test_the_json_card_has_the_public_shape(card: dict[str, Any]) -> None:
+def test_the_json_card_has_the_public_shape(card: dict[str, Any], broken: tuple[Ran, Path]) -> None:
     """As written down in the contract, key by key.
 
     A story's place is that of the statement that took the job a second time.
     """
+    queue = broken[1] / "q.sql"
     assert list(card) == ["schema", "queue", "postgres", "verdict", "seed", "seconds", "guarantees"]
-    assert (card["queue"], card["verdict"], card["seed"]) == (BROKEN, "broken", 0)
+    assert (card["queue"], card["verdict"], card["seed"]) == (str(queue), "broken", 0)
     keys = {"id", "verdict", "reason", "story", "replay", "evidence", "more"}
     keys |= {"told", "place", "remedy", "seconds"}
     assert all(keys == set(judgement) for judgement in card["guarantees"])
     found = [(j["id"], j["verdict"], j["story"] is None) for j in card["guarantees"]]
     assert found == [("single-claim", "broken", False), (APART, "holds", True)]
     place = card["guarantees"][0]["place"]
-    assert place["file"] == BROKEN
-    assert Path(BROKEN).read_text().splitlines()[place["line"] - 1] == "UPDATE jobs"
+    assert place["file"] == str(queue)
+    assert queue.read_text().splitlines()[place["line"] - 1] == f"{MARKS} RETURNING id;"
 
 
 def test_a_card_obeys_the_published_schema(card: dict[str, Any], command: Command) -> None:
@@ -150,7 +155,7 @@ def test_the_junit_report_has_a_case_per_guarantee(broken: tuple[Ran, Path]) -> 
     cases = suite.findall("testcase")
     assert (suite.get("tests"), suite.get("failures")) == ("2", "1")
     assert [case.get("name") for case in cases] == ["single-claim", APART]
-    assert [case.get("file") for case in cases] == [BROKEN, BROKEN]
+    assert [case.get("file") for case in cases] == [f"{broken[1]}/q.sql"] * 2
     assert (cases[0].get("line") or "").isdigit()
     assert float(cases[0].get("time", "0")) > 0
     failure = cases[0].find("failure")
@@ -189,10 +194,12 @@ def test_accepted_breaks_are_written(check: Command, command: Command, tmp_path:
     assert f"{file}:{line}: {APART} was not seen to break: where a check" in mended.out
 
 
-def test_a_replay_exits_1_or_0_if_mended(card: dict[str, Any], command: Command, dsn: str) -> None:
+def test_a_replay_exits_1_or_0_if_mended(
+    card: dict[str, Any], broken: tuple[Ran, Path], command: Command, dsn: str
+) -> None:
     """The story happens again; in the queue as it was edited since it does not, in any order."""
     token = card["guarantees"][0]["replay"]
-    again = command("replay", BROKEN, "single-claim", "--postgres", dsn)
+    again = command("replay", broken[1] / "q.sql", "single-claim", "--postgres", dsn)
     assert again.code == 1
     assert "single-claim: No job is held by two workers at once." in again.out
     mended = command("replay", SOUND, token, "--postgres", dsn)
@@ -494,7 +501,7 @@ def test_an_interrupted_search_prints_what_is_mended_so_far(
 
 @pytest.fixture
 def racing(tmp_path: Path) -> Path:
-    """The smallest broken queue, as q.sql in the folder of the test's commands."""
+    """The smallest broken queue, as q.sql in the folder of a test's commands."""
     (tmp_path / "q.sql").write_text(RACING)
     return tmp_path / "q.sql"
 
@@ -510,7 +517,7 @@ def test_no_stream_changes_the_exit_code(
     dsn: str, racing: Path, queue: str, code: int, redirection: str
 ) -> None:
     """Closed by the shell, or on a disk that is full: 1 means broken and nothing else."""
-    only = ["--only", "single-claim", "--fail-fast"]
+    only = ["--only", "single-claim", "--fail-fast", "--jobs", "1"]
     asked = ["check", queue, *only, "--profile", "quick", "--postgres", dsn]
     shell = ["sh", "-c", f'exec "$0" "$@" {redirection}', sys.executable, "-m", "queueproof"]
     ran = finished(*shell, *asked, cwd=racing.parent)
@@ -520,24 +527,27 @@ def test_no_stream_changes_the_exit_code(
 @pytest.mark.usefixtures("racing")
 @pytest.mark.parametrize(
     ("queue", "asked", "code"),
-    [("q.sql", APART, 0), ("q.sql", "single-claim", 1), ("nowhere.sql", APART, 4)],
+    [(SOUND, APART, 0), ("q.sql", "single-claim", 1), ("nowhere.sql", APART, 4)],
 )
 def test_leaving_readers_change_no_code(start: Begin, queue: str, asked: str, code: int) -> None:
     """As with `2>&1 | head -1`, be it the reader of the card or of the errors."""
-    process = start("check", queue, "--only", asked, "--fail-fast", "--profile", "quick")
+    quickly = ("--fail-fast", "--profile", "quick", "--jobs", "1")
+    process = start("check", queue, "--only", asked, *quickly)
     for stream in (process.stdout, process.stderr):
         assert stream is not None
         stream.close()
     assert process.wait(120) == code
 
 
-def test_a_report_that_cannot_be_written_exits_4(check: Command, racing: Path) -> None:
+def test_a_report_that_cannot_be_written_exits_4(check: Command, tmp_path: Path) -> None:
     """Whatever was found: it is on the screen, and what was asked for is not in its file."""
     told = "queueproof: cannot write /dev/full: No space left on device\n"
-    for form, only in (("json", "single-claim"), ("html", APART), ("junit", APART)):
-        ran = check(racing, "--only", only, "--fail-fast", f"--{form}", "/dev/full")
-        assert (ran.code, ran.err) == (4, told)
-        assert ("holds: " if only == APART else "broken: ") in ran.out
+    sound = (queue_file(), APART, "holds: ")
+    checks = {"json": (RACING, "single-claim", "broken: "), "html": sound, "junit": sound}
+    for form, (text, only, verdict) in checks.items():
+        (tmp_path / "q.sql").write_text(text)
+        ran = check(tmp_path / "q.sql", "--only", only, "--fail-fast", f"--{form}", "/dev/full")
+        assert (ran.code, ran.err, verdict in ran.out) == (4, told, True)
 
 
 @pytest.mark.parametrize(
