@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from typing import get_args
 
 from queueproof.history.calls import Call, CallKind
 from queueproof.run.record import Run
@@ -12,24 +13,9 @@ from queueproof.schedule.programs import HEARTBEATS, Do, DoKind, JobSpec, Progra
 from tests.fix_histories import LEASE
 
 VERBS: dict[str, DoKind] = {
-    "enqueues": "enqueue",
-    "claims": "claim",
-    "completes": "complete",
-    "batches": "complete_many",
-    "fails": "fail",
-    "beats": "heartbeat",
-    "recovers": "recover",
-    "promotes": "promote",
-    "starts": "start",
-    "crashes": "crash",
-    "loses": "lose",
-    "terminates": "terminate",
-    "restarts": "restart",
-    "rewrites": "rewrite",
-    "advances": "advance",
-    "waits": "until",
-    "aligns": "align",
+    f"{kind}s": kind for kinds in get_args(DoKind) for kind in get_args(kinds)
 }
+VERBS |= {"batches": "complete_many", "beats": "heartbeat", "crashes": "crash", "waits": "until"}
 
 
 def play(text: str, jobs: int | Sequence[JobSpec] = 1, reserve: int = 0) -> Program:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import NoReturn
+from unittest.mock import Mock
 
 import pytest
 
@@ -155,10 +155,6 @@ def _beside_others(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.delenv("QUEUEPROOF_DEBUG", raising=False)
 
 
-def _fail(*_args: object, **_kwargs: object) -> NoReturn:
-    raise AttributeError("'NoneType' object has no attribute 'name'")
-
-
 def test_a_remedy_for_a_claim_by_merge_has_its_names(tmp_path: Path) -> None:
     """The MERGE's table and answer, what its action sets, and the token as complete takes it."""
     known = Draft(MERGE, "q.sql").jobs
@@ -185,7 +181,7 @@ def test_advice_that_fails_costs_nothing_of_the_verdict(
         "queueproof.advice.verdicts.judge",
         "queueproof.advice.search.mend",
     ):
-        monkeypatch.setattr(name, _fail)
+        monkeypatch.setattr(name, Mock(side_effect=AttributeError("no attribute 'name'")))
     monkeypatch.setattr(Output, "is_terminal", property(lambda _: True))
     arguments = [DEFECT, "--only", "single-claim", "--profile", "quick", "--jobs", "1"]
     reports = ["--html", "card.html", "--json", "card.json"]

@@ -14,12 +14,18 @@ from queueproof.advice.schema import tables_of
 from queueproof.bench.cell import Ground
 from queueproof.errors import QueueError, ServerUnavailableError
 from queueproof.examine.calibrate import calibrate
+from queueproof.examine.work import runner_under
 from queueproof.postgres import Server, open_server
+from queueproof.probes.buffers import Content, measure
+from queueproof.probes.probe import untold
+from queueproof.probes.probes import PROBES
 from queueproof.queues.sqlfile import load_text
 from queueproof.run.open import open_lab
+from queueproof.schedule.conditions import Conditions
 from tests.fix_commands import Command
 from tests.fix_hostile import HOSTILE, TOGETHER, after_its_tables, hostile
 from tests.fix_places import SKIP_LOCKED, reference
+from tests.fix_plays import play
 from tests.fix_queues import RACES, queue_file
 from tests.fix_server import tell
 
@@ -165,11 +171,18 @@ def trusting() -> Iterator[Server]:
 
 @pytest.mark.parametrize("names", TOGETHER, ids=lambda names: names[0])
 def test_no_rights_are_lent(own: Server, dsn: str, seen: Path, names: Sequence[str]) -> None:
-    """No statement of the harness's own lends the queue's code a superuser's rights."""
+    """No statement of the harness's own lends the queue's code a superuser's rights.
+
+    Measuring, filling and racing run as the queue's role, and so does what drops the database.
+    """
     tell(dsn, "ALTER ROLE queueproof NOSUPERUSER")  # an attack before has succeeded
     with open_lab(hostile(seen, *names), own) as lab:
-        calibrate(lab)
+        offer = calibrate(lab)
         tables_of(lab)
+        PROBES["claim-limit"].watch(lab, offer, 0, untold)
+        measure(lab, offer, [[Content(kind, 640)] for kind in ("churned", "finished", "waiting")])
+        for conditions in (Conditions(gate="every"), Conditions(far=True, planner="no index")):
+            runner_under(lab, offer, conditions).run(play("w1 claims | w2 claims"))
         lab.tables.rewrite()
         lab.reset(renew=True)
     assert not seen.exists()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import textwrap
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import astuple, replace
 from pathlib import Path
 from typing import Any
@@ -17,16 +17,13 @@ from queueproof.examine.calibrate import calibrate
 from queueproof.examine.check import check_queue
 from queueproof.examine.plan import Examination
 from queueproof.examine.replay import replay
-from queueproof.examine.work import Exploration, Work, runner_under
+from queueproof.examine.work import Exploration, Work
 from queueproof.guarantees.catalogue import select
 from queueproof.judge.checker import check, declare
-from queueproof.postgres import Server
-from queueproof.probes.buffers import Content, measure
-from queueproof.probes.probe import Seen, untold
+from queueproof.probes.probe import Seen
 from queueproof.probes.probes import PROBES
 from queueproof.report.card import Card
 from queueproof.run.lab import Lab
-from queueproof.run.open import open_lab
 from queueproof.run.runner import Runner
 from queueproof.schedule.conditions import Conditions
 from queueproof.schedule.programs import JobSpec
@@ -34,12 +31,10 @@ from queueproof.search.shrink import find
 from queueproof.search.tokens import decode_token, encode_token
 from queueproof.space.suites import Suite
 from queueproof.testing import must_hold
-from tests.fix_hostile import TOGETHER, hostile
 from tests.fix_labs import LabOf, happens_again, judged, offered
 from tests.fix_places import REFERENCE, SKIP_LOCKED, STRATEGIES, reference
 from tests.fix_plays import play
 from tests.fix_queues import CLAIM, RACES, queue_file
-from tests.fix_server import tell
 
 SOUND = queue_file(header='order = "none"')
 BROKEN = SOUND.replace(CLAIM, RACES)
@@ -273,21 +268,6 @@ def test_the_example_passes_and_fails() -> None:
 
 INSIDE = Conditions(gate="every")
 MOST, SCHEDULES = 200, 6  # as many as the quick profile
-
-
-@pytest.mark.parametrize("names", TOGETHER, ids=lambda names: names[0])
-def test_no_part_of_an_examination_lends_its_rights(
-    own: Server, seen: Path, names: Sequence[str]
-) -> None:
-    """Filling, measuring, racing and dropping run as the queue's role."""
-    tell(str(own._admin), "ALTER ROLE queueproof NOSUPERUSER")  # an attack before has succeeded
-    with open_lab(hostile(seen, *names), own) as lab:
-        offer = calibrate(lab)
-        PROBES["claim-limit"].watch(lab, offer, 0, untold)
-        measure(lab, offer, [[Content(kind, 640)] for kind in ("churned", "finished", "waiting")])
-        for conditions in (INSIDE, Conditions(far=True), Conditions(planner="no index")):
-            runner_under(lab, offer, conditions).run(RACE)
-    assert not seen.exists()
 
 
 @pytest.mark.parametrize(

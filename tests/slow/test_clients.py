@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -62,29 +61,21 @@ def since():
 def main("""
 
 
-def program(*changes: tuple[str, str]) -> str:
-    """The template with some of its text replaced."""
-    text = WORKER.read_text()
-    for old, new in changes:
-        assert old in text
-        text = text.replace(old, new)
-    return text
-
-
 @pytest.fixture
-def lab_of(server: Server, tmp_path: Path) -> Iterator[LabOf]:
-    """Installs the template's queue, changed, in a database of its own."""
-    with ExitStack() as stack:
+def lab_of(lab_of: fix_labs.LabOf, tmp_path: Path) -> LabOf:
+    """Installs the template's queue, with some of its text replaced, in a database of its own."""
 
-        def opened(*changes: tuple[str, str]) -> ClientLab:
-            path = tmp_path / "worker.py"
-            path.write_text(program(*changes))
-            lab = open_lab(from_command(f"exec: {sys.executable} {path}"), server)
-            entered = stack.enter_context(lab)
-            assert isinstance(entered, ClientLab)
-            return entered
+    def opened(*changes: tuple[str, str]) -> ClientLab:
+        text, path = WORKER.read_text(), tmp_path / "worker.py"
+        for old, new in changes:
+            assert old in text
+            text = text.replace(old, new)
+        path.write_text(text)
+        lab = lab_of(from_command(f"exec: {sys.executable} {path}"))
+        assert isinstance(lab, ClientLab)
+        return lab
 
-        yield opened
+    return opened
 
 
 TWO_CLAIMS = play("w1 claims | w2 claims")

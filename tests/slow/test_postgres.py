@@ -10,7 +10,6 @@ import shutil
 import signal
 import socket
 import socketserver
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
@@ -133,7 +132,7 @@ def guarded(admin: str) -> str:
         "ALTER ROLE carol SET default_transaction_read_only = on",
         "SELECT pg_reload_conf()",
     )
-    return unix_socket(admin)
+    return f"{conninfo_to_dict(admin)['host']}/.s.PGSQL.5432"
 
 
 @pytest.fixture
@@ -142,11 +141,6 @@ def door(guarded: str, admin: str) -> Iterator[Door]:
     with Door(guarded) as door:
         yield door
     tell(admin, "ALTER ROLE alice RESET ALL")
-
-
-def unix_socket(conninfo: str) -> str:
-    """Return the path of a server's socket."""
-    return f"{conninfo_to_dict(conninfo)['host']}/.s.PGSQL.5432"
 
 
 def uri(door: Door, role: str = "alice", password: str = PASSWORD) -> str:
@@ -513,29 +507,6 @@ class TestDsn:
 def test_source_that_nobody_knows(source: str, told: str, refusal: Refusal) -> None:
     """What there is instead is named, and what is wrong without a secret."""
     assert re.search(told, refusal(source))
-
-
-RUN = """
-import os, signal, sys, time, psycopg
-from queueproof.postgres import open_server
-
-with open_server(sys.argv[1]) as server, server.database() as conninfo:
-    with psycopg.connect(conninfo) as session:
-        if sys.argv[2:] == ["fork"] and os.fork() == 0:
-            time.sleep(60)  # a worker that outlives the run holds its pipe open
-            os._exit(0)
-        print(conninfo, flush=True)
-        signal.pause()
-"""
-
-
-@pytest.fixture
-def run(begin: Begin) -> Begin:
-    """Begins the script above in a process group of its own, as from a terminal."""
-    ours = {"PYTHONPATH": os.pathsep.join(sys.path)}
-    return lambda *arguments: begin(
-        *(sys.executable, "-c", RUN, *arguments), start_new_session=True, env=os.environ | ours
-    )
 
 
 class TestKilled:
