@@ -24,6 +24,7 @@ class Ran(NamedTuple):
 
 
 Command = Callable[..., Ran]
+WORKER_PROGRAM = f"exec: {sys.executable} {WORKER}"  # that `init --program` writes, as a queue
 STILL_AT_IT = re.compile(r"^queueproof: (?:broken )?after [\d.]+ s: .*\n", re.MULTILINE)
 
 
@@ -58,9 +59,3 @@ def begin_command(begin: Begin, tmp_path: Path) -> Begin:
     return lambda *arguments, **how: begin(
         sys.executable, "-m", "queueproof", *map(str, arguments), cwd=tmp_path, **how
     )
-
-
-@pytest.fixture
-def worker_program() -> str:
-    """The worker that `init --program` writes, as a queue."""
-    return f"exec: {sys.executable} {WORKER}"

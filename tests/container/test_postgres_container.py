@@ -10,7 +10,7 @@ import pytest
 
 from queueproof.errors import ServerUnavailableError
 from queueproof.postgres import container, open_server
-from tests.fix_programs import Begin, Eventually, finished
+from tests.fix_programs import Begin, eventually, finished
 
 
 def containers(process: int) -> set[str]:
@@ -41,7 +41,7 @@ def test_runs_with_our_settings_and_is_gone_afterwards() -> None:
 
 
 @pytest.mark.container
-def test_is_gone_after_kill(run: Begin, eventually: Eventually) -> None:
+def test_is_gone_after_kill(run: Begin) -> None:
     """After kill -9 of the run its container is removed."""
     process = run("container")
     assert process.line()

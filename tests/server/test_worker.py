@@ -32,7 +32,7 @@ from queueproof.queues.worker import (
 )
 from tests.fix_histories import each
 from tests.fix_places import TEMPLATES
-from tests.fix_programs import Begin, Eventually, finished, is_gone
+from tests.fix_programs import Begin, eventually, finished, is_gone
 from tests.fix_queues import answered
 
 Spawn = Callable[..., WorkerProcess]
@@ -295,7 +295,7 @@ def test_a_scheduler_reads_when_there_is_something_to_read(spawn: Spawn) -> None
     assert (worker.take(), worker.answer) == ({"op": "x"}, None)
 
 
-def test_an_answer_counts_although_its_worker_ends(spawn: Spawn, eventually: Eventually) -> None:
+def test_an_answer_counts_although_its_worker_ends(spawn: Spawn) -> None:
     """What it has said stands; that it is gone is told at the next message."""
     worker = spawn("input(); print('{}', flush=True); raise SystemExit(3)")
     assert worker.ask({"op": "claim"}) == {}
@@ -369,7 +369,7 @@ LEAVES = FAMILY.format("start_new_session=True, stdout=subprocess.DEVNULL")
 
 
 @pytest.mark.parametrize("stopped", [False, True])
-def test_kill_ends_the_whole_family(spawn: Spawn, eventually: Eventually, *, stopped: bool) -> None:
+def test_kill_ends_the_whole_family(spawn: Spawn, *, stopped: bool) -> None:
     """A crash leaves nothing of a worker behind, and the worker is reaped."""
     worker = spawn(STAYS)
     child = worker.ask({"op": "x"})["pid"]
@@ -391,7 +391,7 @@ def begun(worker): return worker.ask({'op': 'x'})['pid']
 """
 
 
-def test_a_killed_harness_leaves_no_worker_behind(begin: Begin, eventually: Eventually) -> None:
+def test_a_killed_harness_leaves_no_worker_behind(begin: Begin) -> None:
     """Not even those that are stopped, or do not look at their stdin."""
     code = (
         f"{HARNESS}workers = [begin({STAYS!r}), begin({STAYS!r})]\n"
@@ -409,7 +409,7 @@ def test_a_killed_harness_leaves_no_worker_behind(begin: Begin, eventually: Even
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM, None])
 def test_who_has_left_a_workers_session_ends_with_the_harness(
-    how: signal.Signals | None, begin: Begin, eventually: Eventually
+    how: signal.Signals | None, begin: Begin
 ) -> None:
     """Be the harness killed, stopped or at its end, and the worker that started it gone."""
     code = (
@@ -427,7 +427,7 @@ def test_who_has_left_a_workers_session_ends_with_the_harness(
     eventually(lambda: is_gone(pid), "who had left the session to end")
 
 
-def test_a_group_whose_number_is_a_strangers_stays(spawn: Spawn, eventually: Eventually) -> None:
+def test_a_group_whose_number_is_a_strangers_stays(spawn: Spawn) -> None:
     """What is killed at the end began when it was made known."""
     worker = spawn(ECHO)
     began = watchdog.started(worker.pid)

@@ -35,7 +35,7 @@ from queueproof.run.lab import Lab
 from queueproof.run.session import ConnectionLostError
 from tests.fix_commands import Command, Ran, without_progress
 from tests.fix_places import DOUBLE_CLAIM, REFERENCE, SKIP_LOCKED, STRATEGIES
-from tests.fix_programs import Begin, Eventually, ends, finished, frozen
+from tests.fix_programs import Begin, ends, eventually, finished, frozen
 from tests.fix_queues import FREE, queue_file
 
 BROKEN, SOUND = str(DOUBLE_CLAIM), str(REFERENCE)
@@ -434,9 +434,7 @@ def test_an_internal_error_has_a_traceback(check: Command, monkeypatch: pytest.M
 
 @pytest.mark.sample
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_a_signal_ends_a_check_in_order(
-    dsn: str, start: Begin, number: signal.Signals, eventually: Eventually
-) -> None:
+def test_a_signal_ends_a_check_in_order(dsn: str, start: Begin, number: signal.Signals) -> None:
     """The database goes, and there is one line instead of a traceback."""
     process = start("check", SOUND, "--profile", "deep")
     process.line()  # the header: the queue is installed
@@ -677,7 +675,7 @@ def test_a_watched_file_is_checked_again_after_each_change(
 @each_signal
 @pytest.mark.usefixtures("racing")
 def test_a_signal_ends_the_waiting_for_a_change(
-    dsn: str, start: Begin, number: signal.Signals, eventually: Eventually
+    dsn: str, start: Begin, number: signal.Signals
 ) -> None:
     """What the command says ends it does: one line, the code of the signal, nothing left behind."""
     process = start("watch", "q.sql", "--only", "single-claim", "--profile", "quick")
@@ -722,7 +720,7 @@ def running(begin: Begin, own: Server) -> Running:
 
 @each_signal
 def test_a_signal_ends_a_run_whose_server_is_frozen(
-    own: Server, running: Running, eventually: Eventually, number: signal.Signals
+    own: Server, running: Running, number: signal.Signals
 ) -> None:
     """Nobody answers any more, neither the runner nor who cleans up, and it ends all the same."""
     with psycopg.connect(own._admin, autocommit=True) as admin:
@@ -758,7 +756,6 @@ def test_a_signal_ends_a_benchmark(
     *,
     own: Server,
     running: Running,
-    eventually: Eventually,
     tmp_path: Path,
     install: str,
     under_way: str,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 
@@ -36,23 +35,15 @@ def verdicts(queue: Queue, server: Server, *asked: str, profile: str) -> dict[st
         return judged(lab, *asked, profile=profile)
 
 
-BrokenBy = Callable[[str], Judgement]
-
-
-@pytest.fixture(scope="module")
-def broken_by(server: Server) -> BrokenBy:
+@cache
+def broken_by(name: str, server: Server) -> Judgement:
     """What breaks in the first way round that breaks the guarantee a file names."""
-
-    @cache
-    def find(name: str) -> Judgement:
-        asked = BROKEN[name]["guarantee"]
-        ways = deployment(str(OLD), str(NEW[name])).ways
-        judgements = (verdicts(way, server, asked, profile="quick")[asked] for way in ways)
-        found = next((one for one in judgements if one.verdict == "broken"), None)
-        assert found, f"{name}: broken in neither way round"
-        return found
-
-    return find
+    asked = BROKEN[name]["guarantee"]
+    ways = deployment(str(OLD), str(NEW[name])).ways
+    judgements = (verdicts(way, server, asked, profile="quick")[asked] for way in ways)
+    found = next((one for one in judgements if one.verdict == "broken"), None)
+    assert found, f"{name}: broken in neither way round"
+    return found
 
 
 def test_each_says_what_it_is() -> None:
@@ -64,10 +55,10 @@ def test_each_says_what_it_is() -> None:
     "name",
     [pytest.param(name, marks=pytest.mark.sample if "fencing" in name else ()) for name in BROKEN],
 )
-def test_a_deployment_breaks_what_its_first_line_says(name: str, broken_by: BrokenBy) -> None:
+def test_a_deployment_breaks_what_its_first_line_says(name: str, server: Server) -> None:
     """Two versions, each sound by itself, break the guarantee where both run."""
     assert name.startswith(BROKEN[name]["guarantee"].replace("-", "_"))
-    found = broken_by(name)
+    found = broken_by(name, server)
     assert found.place is not None
     assert re.search(r"w1\sand\sw3\srun\s\S+\.sql,\sw2\sand\sw4\srun\s\S+\.sql;", found.story or "")
 
@@ -89,10 +80,10 @@ def test_the_new_version_alone_is_sound(name: str, server: Server) -> None:
     assert found.verdict == "holds"
 
 
-def test_the_story_of_a_deployment_is_told_again(broken_by: BrokenBy, command: Command) -> None:
+def test_the_story_of_a_deployment_is_told_again(server: Server, command: Command) -> None:
     """Its token finds the way round in which it was told, and replays with both files."""
     path = NEW["live_lease_moved_heartbeat"]
-    ran = command("replay", OLD, broken_by(path.stem).replay, "--with", path)
+    ran = command("replay", OLD, broken_by(path.stem, server).replay, "--with", path)
     assert (ran.code, "It happened again: live-lease is broken." in ran.out) == (1, True)
 
 

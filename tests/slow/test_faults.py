@@ -30,7 +30,7 @@ from queueproof.search.explore import explore
 from tests.fix_labs import LabOf, seen
 from tests.fix_places import text_of
 from tests.fix_plays import calls, play
-from tests.fix_programs import Begin, Eventually
+from tests.fix_programs import Begin, eventually
 from tests.fix_queues import COMPLETE, queue_file
 
 REFERENCE = text_of("skip_locked")
@@ -114,7 +114,7 @@ with open_server("embedded") as server, server.database() as conninfo:
 """
 
 
-def test_a_run_killed_in_a_restart_leaves_nothing(begin: Begin, eventually: Eventually) -> None:
+def test_a_run_killed_in_a_restart_leaves_nothing(begin: Begin) -> None:
     """Whatever the watchdog is at, the server and its directory go with the run."""
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
     process = begin(sys.executable, "-c", textwrap.dedent(RESTARTS), env=environment)

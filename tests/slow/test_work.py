@@ -31,7 +31,7 @@ from queueproof.schedule.conditions import PLAIN
 from tests.fix_labs import LabOf
 from tests.fix_places import SKIP_LOCKED, STRATEGIES
 from tests.fix_plays import play
-from tests.fix_programs import Eventually
+from tests.fix_programs import eventually
 from tests.fix_queues import queue_file
 
 RACE = play("w1 claims | w2 claims", 2)
@@ -106,7 +106,7 @@ def test_what_nobody_has_done_is_done_here(lab: Lab) -> None:
 
 
 def test_processes_that_are_frozen_are_not_waited_for(
-    lab: Lab, monkeypatch: pytest.MonkeyPatch, eventually: Eventually
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What they were to do is done here, and they are gone at the end."""
     offer = calibrate(lab)
