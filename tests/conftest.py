@@ -11,7 +11,7 @@ from hypothesis import settings
 
 pytest_plugins = [
     f"tests.fix_{what}"
-    for what in ("server", "labs", "queues", "programs", "commands", "hostile", "wire", "loads")
+    for what in ("programs", "server", "labs", "queues", "commands", "hostile", "wire", "loads")
 ]
 
 # The same examples every time, so that a red run says something of its change; new ones by

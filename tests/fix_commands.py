@@ -5,13 +5,13 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Callable
-from importlib.resources import files
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
 
 from queueproof import cli
+from tests.fix_places import WORKER
 from tests.fix_programs import Begin
 
 
@@ -24,6 +24,7 @@ class Ran(NamedTuple):
 
 
 Command = Callable[..., Ran]
+WORKER_PROGRAM = f"exec: {sys.executable} {WORKER}"  # that `init --program` writes, as a queue
 STILL_AT_IT = re.compile(r"^queueproof: (?:broken )?after [\d.]+ s: .*\n", re.MULTILINE)
 
 
@@ -58,9 +59,3 @@ def begin_command(begin: Begin, tmp_path: Path) -> Begin:
     return lambda *arguments, **how: begin(
         sys.executable, "-m", "queueproof", *map(str, arguments), cwd=tmp_path, **how
     )
-
-
-@pytest.fixture
-def worker_program() -> str:
-    """The worker that `init --program` writes, as a queue."""
-    return f"exec: {sys.executable} {files('queueproof.queues') / 'templates' / 'worker.py'}"

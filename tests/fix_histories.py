@@ -17,15 +17,9 @@ LEASE = 30.0
 TICK = 0.01  # seconds of real time between two events
 
 VERBS: dict[str, CallKind] = {
-    "claims": "claim",
-    "completes": "complete",
-    "fails": "fail",
-    "beats": "heartbeat",
-    "batches": "complete_many",
-    "recovers": "recover",
-    "crashes": "crash",
-    "starts": "start",
+    f"{kind}s": kind for kinds in get_args(CallKind) for kind in get_args(kinds)
 }
+VERBS |= {"batches": "complete_many", "beats": "heartbeat", "crashes": "crash"}
 OTHERS: dict[str, tuple[str, CallKind]] = {
     "enqueue": ("producer", "enqueue"),
     "recover": ("reaper", "recover"),

@@ -15,8 +15,10 @@ from queueproof.examine.plan import Examination
 from queueproof.examine.profiles import profile_of
 from queueproof.examine.replay import replay
 from queueproof.examine.verdicts import judgement_of
-from queueproof.guarantees.catalogue import select
+from queueproof.examine.work import Exploration, Probing
+from queueproof.guarantees.catalogue import CATALOGUE, select
 from queueproof.postgres import Server
+from queueproof.probes.probe import untold
 from queueproof.queues.model import Queue
 from queueproof.queues.offer import Offer
 from queueproof.queues.sqlfile import load, load_text
@@ -35,6 +37,19 @@ def judged(lab: Lab, *ids: str, profile: str = "quick") -> dict[str, Judgement]:
     examination.examine(wanted, lambda _what, _fraction: None, lambda: False)
     findings.shorten(wanted)
     return {one.id: judgement_of(findings, one) for one in wanted}
+
+
+def seen(lab: Lab, name: str, unit: Exploration | Probing) -> Judgement:
+    """What a check says of a guarantee that has done no more than one unit of its work."""
+    findings = Findings(lab, calibrate(lab), 0)
+    if isinstance(unit, Probing):
+        findings.probed[name] = findings.crew.probe(unit, untold)
+    else:
+        for tried in findings.crew.tries(unit):
+            for failure in tried.broken:
+                findings.record(unit.counting or failure.violation.guarantee, failure)
+    findings.shorten(select([name]))
+    return judgement_of(findings, CATALOGUE[name])
 
 
 def offered(lab: Lab) -> Offer:

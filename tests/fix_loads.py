@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import pytest
 
-from queueproof import queues
 from queueproof.bench.cell import Ground
 from queueproof.bench.measured import Measured, Shape
 from queueproof.postgres import Server
 from queueproof.queues.sqlfile import SqlFileQueue, load, load_text
 from queueproof.queues.worker import WorkerQueue
-from tests.fix_places import STRATEGIES
+from tests.fix_places import STRATEGIES, WORKER
 from tests.fix_programs import PATIENCE
 from tests.fix_queues import CLAIM_MANY, JOBS, queue_file
 from tests.fix_queues import COMPLETE as COMPLETED
@@ -118,7 +116,6 @@ WHERE id IN (SELECT id FROM jobs WHERE status = 'new' AND :now <= now() LIMIT 7)
     )
 
 
-TEMPLATE = Path(queues.__file__).parent / "templates" / "worker.py"
 SCRIPTED = """
 import json, os, sys
 calls = 0
@@ -141,7 +138,7 @@ for line in sys.stdin:
 
 def program() -> WorkerQueue:
     """The worker program that `queueproof init` writes."""
-    return WorkerQueue("exec: it", [sys.executable, str(TEMPLATE)])
+    return WorkerQueue("exec: it", [sys.executable, str(WORKER)])
 
 
 def scripted(claim: str = "pass", operations: str = '"complete"') -> WorkerQueue:

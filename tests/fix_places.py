@@ -9,6 +9,8 @@ from queueproof.queues.sqlfile import load
 ROOT = Path(__file__).parents[1]
 STRATEGIES = ROOT / "strategies"
 BROKEN = STRATEGIES / "broken"
+TEMPLATES = ROOT / "harness" / "queueproof" / "queues" / "templates"
+WORKER = TEMPLATES / "worker.py"  # that `queueproof init` writes
 REFERENCE = STRATEGIES / "skip_locked.sql"
 DOUBLE_CLAIM = BROKEN / "single_claim_select_then_update.sql"
 

@@ -4,30 +4,18 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from typing import get_args
 
+from queueproof.history.calls import Call, CallKind
+from queueproof.run.record import Run
 from queueproof.schedule.moments import past
 from queueproof.schedule.programs import HEARTBEATS, Do, DoKind, JobSpec, Program, Script, whole
 from tests.fix_histories import LEASE
 
 VERBS: dict[str, DoKind] = {
-    "enqueues": "enqueue",
-    "claims": "claim",
-    "completes": "complete",
-    "batches": "complete_many",
-    "fails": "fail",
-    "beats": "heartbeat",
-    "recovers": "recover",
-    "promotes": "promote",
-    "starts": "start",
-    "crashes": "crash",
-    "loses": "lose",
-    "terminates": "terminate",
-    "restarts": "restart",
-    "rewrites": "rewrite",
-    "advances": "advance",
-    "waits": "until",
-    "aligns": "align",
+    f"{kind}s": kind for kinds in get_args(DoKind) for kind in get_args(kinds)
 }
+VERBS |= {"batches": "complete_many", "beats": "heartbeat", "crashes": "crash", "waits": "until"}
 
 
 def play(text: str, jobs: int | Sequence[JobSpec] = 1, reserve: int = 0) -> Program:
@@ -46,6 +34,11 @@ def play(text: str, jobs: int | Sequence[JobSpec] = 1, reserve: int = 0) -> Prog
     known = (JobSpec(),) * jobs if isinstance(jobs, int) else tuple(jobs)
     stages = tuple(tuple(map(_script, stage.split(" | "))) for stage in text.split("; "))
     return Program(known, stages, (JobSpec(),) * reserve)
+
+
+def calls(run: Run, kind: CallKind, actor: str) -> list[Call]:
+    """What an actor asked, of one kind."""
+    return [call for call in run.history.of_kind(kind) if call.actor == actor]
 
 
 def _script(text: str) -> Script:

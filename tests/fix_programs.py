@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from subprocess import CompletedProcess
-from typing import Any, Protocol
+from typing import Any
 
 import pytest
 
@@ -30,21 +30,9 @@ class Program(subprocess.Popen[str]):
 Begin = Callable[..., Program]
 
 
-class Eventually(Protocol):
-    """Waits until something is so, and fails if it never is."""
-
-    def __call__(self, condition: Callable[[], bool], what: str = "what a test waits for") -> None:
-        """Look again and again; the error says what was waited for."""
-
-
-@pytest.fixture(scope="session")
-def eventually() -> Eventually:
-    """Waits for as long as a test may."""
-
-    def wait(condition: Callable[[], bool], what: str = "what a test waits for") -> None:
-        waits.until(condition, PATIENCE, what)
-
-    return wait
+def eventually(condition: Callable[[], bool], what: str = "what a test waits for") -> None:
+    """Wait until something is so, for as long as a test may; the error says what it was."""
+    waits.until(condition, PATIENCE, what)
 
 
 def is_gone(pid: int) -> bool:

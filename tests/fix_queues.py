@@ -19,6 +19,7 @@ FREE = "SELECT id FROM jobs WHERE status = 'queued' ORDER BY id LIMIT 1"
 CLAIM = f"""\
 UPDATE jobs SET status = 'running'
 WHERE id = ANY (ARRAY({FREE} FOR UPDATE SKIP LOCKED)) RETURNING id;"""
+RACES = CLAIM.replace(" FOR UPDATE SKIP LOCKED", "")  # two claims at once take one job
 CLAIM_MANY = CLAIM.replace("LIMIT 1", "LIMIT :limit")
 COMPLETE = "UPDATE jobs SET status = 'completed' WHERE id = :id AND status = 'running';"
 JOBS = "SELECT id, status AS state FROM jobs;"

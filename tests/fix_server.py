@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,6 +15,7 @@ import pytest
 from queueproof.postgres import Server, open_server
 from queueproof.postgres.pooler import MISSING, find_pgbouncer
 from tests.fix_places import STRATEGIES
+from tests.fix_programs import Begin
 
 PEERS = STRATEGIES / "peers"
 
@@ -75,6 +78,29 @@ def node_modules() -> Path:
         assert npm, "tests marked `node` need Node.js and npm"
         subprocess.run([npm, "ci", "--no-audit", "--no-fund"], cwd=PEERS, check=True)  # noqa: S603
     return modules
+
+
+RUN = """
+import os, signal, sys, time, psycopg
+from queueproof.postgres import open_server
+
+with open_server(sys.argv[1]) as server, server.database() as conninfo:
+    with psycopg.connect(conninfo) as session:
+        if sys.argv[2:] == ["fork"] and os.fork() == 0:
+            time.sleep(60)  # a worker that outlives the run holds its pipe open
+            os._exit(0)
+        print(conninfo, flush=True)
+        signal.pause()
+"""
+
+
+@pytest.fixture
+def run(begin: Begin) -> Begin:
+    """Begins a run on a server of some source, in a process group as from a terminal."""
+    ours = {"PYTHONPATH": os.pathsep.join(sys.path)}
+    return lambda *arguments: begin(
+        *(sys.executable, "-c", RUN, *arguments), start_new_session=True, env=os.environ | ours
+    )
 
 
 @pytest.fixture

@@ -10,15 +10,7 @@ import pytest
 
 from queueproof.errors import ServerUnavailableError
 from queueproof.postgres import container, open_server
-from tests.fix_programs import Begin, Eventually, finished
-
-RUN = """
-import signal
-from queueproof.postgres import open_server
-with open_server("container") as server, server.database() as conninfo:
-    print(conninfo, flush=True)
-    signal.pause()
-"""
+from tests.fix_programs import Begin, eventually, finished
 
 
 def containers(process: int) -> set[str]:
@@ -49,10 +41,9 @@ def test_runs_with_our_settings_and_is_gone_afterwards() -> None:
 
 
 @pytest.mark.container
-def test_is_gone_after_kill(begin: Begin, eventually: Eventually) -> None:
+def test_is_gone_after_kill(run: Begin) -> None:
     """After kill -9 of the run its container is removed."""
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
-    process = begin(sys.executable, "-c", RUN, env=environment)
+    process = run("container")
     assert process.line()
     assert len(containers(process.pid)) == 1
     process.kill()

@@ -73,13 +73,14 @@ class Cluster:
         """The processes that the workers have begun, and theirs; Python's own tracker stays."""
         living = [one for one in self.workers if one.poll() is None]
         begun = [process for one in living for process in one.children(recursive=True)]
-        return [one for one in begun if not _is_tracker(one)]
+        return [one for one in begun if not any("resource_tracker" in w for w in _words(one))]
 
     def wait_for_servers(self) -> list[psutil.Process]:
         """Wait until each worker has a server: they are in the middle of their first unit."""
 
         def all_have() -> bool:
-            return all(any(map(_is_server, one.children(recursive=True))) for one in self.workers)
+            begun = [map(_words, one.children(recursive=True)) for one in self.workers]
+            return all(any(name == "postgres" for name, *_ in words) for words in begun)
 
         waits.until(all_have, LONG, "servers", look=0.05)
         return self.at_work()
@@ -118,14 +119,6 @@ def _words(process: psutil.Process) -> list[str]:
         return [process.name(), *process.cmdline()]
     except psutil.NoSuchProcess:
         return [""]
-
-
-def _is_tracker(process: psutil.Process) -> bool:
-    return any("resource_tracker" in word for word in _words(process))
-
-
-def _is_server(process: psutil.Process) -> bool:
-    return _words(process)[0] == "postgres"
 
 
 @pytest.fixture(scope="session")

@@ -33,16 +33,16 @@ from queueproof.queues.sqlfile import load, load_text
 from queueproof.run.lab import Lab
 from queueproof.run.open import open_lab
 from tests.extras.fix_cluster import LONG, Cluster
-from tests.fix_commands import Command
+from tests.fix_commands import WORKER_PROGRAM, Command
 from tests.fix_places import REFERENCE, STRATEGIES
 from tests.fix_programs import Begin, finished
+from tests.fix_queues import CLAIM, RACES, queue_file
 from tests.fix_queues import SOUND as STEPS
-from tests.fix_queues import queue_file
 
 pytest_plugins = ["tests.extras.fix_cluster"]
 
 SOUND, BROKEN = REFERENCE, STRATEGIES / "select_then_update.sql"
-SMALL = load_text(queue_file(), "q.sql")
+SMALL, RACING = (load_text(queue_file(claim=claim), "q.sql") for claim in (CLAIM, RACES))
 ASKED = ("single-claim", "claim-limit", "isolation")
 
 
@@ -69,7 +69,7 @@ def compare(queue: Queue, server: Server, cluster: Cluster) -> None:
 
 
 @pytest.mark.parametrize(
-    ("queue", "asked"), [(SMALL, ASKED), (load(BROKEN), ASKED[::2])], ids=["sound", "broken"]
+    ("queue", "asked"), [(SMALL, ASKED), (RACING, ASKED[::2])], ids=["sound", "broken"]
 )
 def test_the_number_of_workers_changes_nothing(
     queue: Queue, asked: tuple[str, ...], server: Server, cluster: Cluster
@@ -216,24 +216,27 @@ def test_who_is_not_there_is_named(
         there(load(SOUND), server, cluster)
 
 
-def test_two_versions_of_a_queue_go_together(server: Server, cluster: Cluster) -> None:
+def test_two_versions_of_a_queue_go_together(
+    server: Server, cluster: Cluster, tmp_path: Path
+) -> None:
     """`--with`: what a deploy breaks, and in which way round, is found as in one process here."""
-    new = STRATEGIES / "deploy/single_claim_another_lock.sql"
-    for way in deployment(str(SOUND), str(new)).ways:
+    for name, claim in (("old", CLAIM), ("new", RACES)):
+        (tmp_path / f"{name}.sql").write_text(queue_file(claim=claim))
+    for way in deployment(str(tmp_path / "old.sql"), str(tmp_path / "new.sql")).ways:
         compare(way, server, cluster)
 
 
 def test_workers_start_the_server_that_is_asked_for(cluster: Cluster) -> None:
     """`--postgres embedded:16`: the card is that of a check in one process on the same version."""
     with open_server("embedded:16") as server:
-        compare(load(BROKEN), server, cluster)
+        compare(RACING, server, cluster)
 
 
-def test_what_is_in_one_place_is_refused(dsn: str, worker_program: str, command: Command) -> None:
+def test_what_is_in_one_place_is_refused(dsn: str, command: Command) -> None:
     """A DSN and a program, each in one sentence, before anybody asks for the scheduler."""
     for asked, said in (
         ((SOUND, "--postgres", dsn), "a DSN names one"),
-        ((worker_program,), "is a program that stands on this machine"),
+        ((WORKER_PROGRAM,), "is a program that stands on this machine"),
     ):
         assert said in refused(command, *asked, "--cluster", "tcp://127.0.0.1:9")
 

@@ -222,8 +222,6 @@ def test_the_last_attempt_ends(ends: str, bound: str, left: str, failed: str, cr
 
 
 @cases("""
-    rule 13: a claim that asks for nothing may take one job
-        enqueue 1; w1 claims 1; w1 completes 1; all completed => holds
     rule 13: a claim may take as many jobs as it asks for
         enqueue 1 2; w1 claims 1 2 limit=2; w1 completes 1; w1 completes 2; all completed => holds
     rule 13: a claim that asks for nothing takes no more than one job
@@ -233,9 +231,6 @@ def test_the_last_attempt_ends(ends: str, bound: str, left: str, failed: str, cr
         all completed => claim-limit
     rule 21: the same job twice in one answer is single-claim, not claim-limit as well
         enqueue 1; w1 claims 1 1; w1 completes 1; all completed => single-claim
-    rule 11: a job that has failed is not claimed at once
-        enqueue 1; w1 claims 1; w1 fails 1; +1; w2 runs 1; all completed
-        => backoff where backoff=5.0
     rule 11: a job that has failed is not claimed before its wait is over
         enqueue 1; w1 claims 1; w1 fails 1; +4.9; w2 runs 1; all completed
         => backoff where backoff=5.0
@@ -410,8 +405,6 @@ CRASHED = "w1 claims 1; w1 crashes; "
         enqueue 1 bound=1; w1 claims 1; w1 crashes; +31; recover 1; left => holds
     rule 15: a job may be gone after a complete
         enqueue 1; w1 runs 1; sweep; left => holds
-    rule 15: a job may be there after a complete
-        enqueue 1; w1 runs 1; sweep; all completed => holds
     rule 15: a job may be gone after its last fail
         enqueue 1 bound=1; w1 claims 1; w1 fails 1; sweep; left => holds
     rule 23: a job may be gone after a fail where no attempts are promised

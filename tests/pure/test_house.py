@@ -13,10 +13,9 @@ from typing import NamedTuple
 
 from queueproof.guarantees.catalogue import CATALOGUE, FAMILIES
 from queueproof.queues.ids import IDS
-from tests.fix_places import ROOT
+from tests.fix_places import ROOT, TEMPLATES
 
 PACKAGE = ROOT / "harness" / "queueproof"
-TEMPLATES = PACKAGE / "queues" / "templates"  # what `queueproof init` writes: nothing of ours
 
 FLOORS = (
     {"errors", "ending", "machine"},
@@ -64,6 +63,7 @@ def tree(path: Path) -> ast.Module:
     return ast.parse(path.read_text(encoding="utf-8"))
 
 
+# What `queueproof init` writes is nothing of ours.
 FILES = [p for p in sorted((ROOT / "harness").rglob("*.py")) if TEMPLATES not in p.parents]
 TREES = {module_of(path): tree(path) for path in FILES}
 PARTS = {name: tree for name, tree in TREES.items() if name.partition(".")[0] == "queueproof"}

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
 
 from queueproof import waits
+from tests.fix_histories import each
 
 
 @pytest.fixture
@@ -30,27 +32,32 @@ def waited(limit: waits.Limit, passes: Callable[[float], None], seconds: float) 
         seconds -= wanted
 
 
-def test_a_limit_is_over_when_it_says(passes: Callable[[float], None]) -> None:
-    """Looks that come in time find it over, and nothing is given."""
-    limit = waits.Limit(30.0, "an answer")
-    waited(limit, passes, 29.9)
-    assert not limit.is_over()
-    with pytest.raises(waits.LimitError, match="waited 30 s for an answer"):
-        waited(limit, passes, 0.2)
-
-
-def test_a_limit_that_ran_out_while_nobody_looked_is_given_once_more(
-    passes: Callable[[float], None],
+@each("""
+    before => then
+    looks that come in time find it over, and nothing is given
+        looks 29.9 => looks 0.2
+    what ran out while nobody looked is given once more, as after SIGSTOP and SIGCONT, and that once
+        looks 10, stops 3600, looks 29.9 => stops 3600
+    a stop that leaves time gives none: what is left of the limit is enough
+        looks 10, stops 10 => looks 10.1
+""")
+def test_a_limit_is_over_when_it_says(
+    passes: Callable[[float], None], before: str, then: str
 ) -> None:
-    """After SIGSTOP and SIGCONT there are as many seconds as before, and that once."""
+    """By the one it is not over, by the other it is, and told so."""
     limit = waits.Limit(30.0, "an answer")
-    waited(limit, passes, 10.0)
-    passes(3600.0)
-    waited(limit, passes, 29.9)
-    assert not limit.is_over()
-    passes(3600.0)
+    acts: dict[str, Callable[[float], None]] = {
+        "looks": partial(waited, limit, passes),
+        "stops": passes,
+    }
+
+    def act(story: str) -> None:
+        for what, seconds in map(str.split, story.split(", ")):
+            acts[what](float(seconds))
+
+    act(before)
     with pytest.raises(waits.LimitError, match="waited 30 s for an answer"):
-        limit.left()
+        act(f"{then}, looks 1")
 
 
 def test_a_look_that_is_a_little_late_changes_nothing(passes: Callable[[float], None]) -> None:
@@ -66,12 +73,3 @@ def test_a_long_slice_is_waited_for(passes: Callable[[float], None]) -> None:
     limit = waits.Limit(30.0, "an answer")
     passes(limit.left(100.0))
     assert limit.is_over()
-
-
-def test_a_stop_that_leaves_time_gives_none(passes: Callable[[float], None]) -> None:
-    """What is left of the limit is enough."""
-    limit = waits.Limit(30.0, "an answer")
-    waited(limit, passes, 10.0)
-    passes(10.0)
-    with pytest.raises(waits.LimitError):
-        waited(limit, passes, 10.1)

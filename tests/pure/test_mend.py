@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 from typing import cast
@@ -31,7 +31,6 @@ from tests.fix_places import BROKEN, REFERENCE, SKIP_LOCKED
 from tests.fix_programs import finished
 from tests.fix_queues import FREE, queue_file
 
-Written = Callable[[str], SqlFileQueue]
 FORMS = {
     "single_claim_select_then_update": "claim: status = 'queued' asked instead",
     "claim_limit_in_subselect": "claim: = ANY (ARRAY(…)) instead of IN",
@@ -91,15 +90,10 @@ def own_names(queue: SqlFileQueue) -> dict[str, str]:
     return {name: in_own_names(CATALOGUE[name].safe, queue) for name in CATALOGUE}
 
 
-@pytest.fixture
-def written(tmp_path: Path) -> Written:
-    """Writes a queue file, and loads it."""
-
-    def written(text: str) -> SqlFileQueue:
-        (tmp_path / "q.sql").write_text(text, encoding="utf-8")
-        return load(tmp_path / "q.sql")
-
-    return written
+def written(folder: Path, text: str) -> SqlFileQueue:
+    """A queue file that is written, and loaded."""
+    (folder / "q.sql").write_text(text, encoding="utf-8")
+    return load(folder / "q.sql")
 
 
 @pytest.mark.parametrize("name", FORMS)
@@ -176,9 +170,9 @@ WHERE id = (SELECT id FROM deliveries WHERE due <= now() LIMIT 1) RETURNING id, 
 )
 
 
-def test_a_remedy_has_the_queue_s_own_names(written: Written) -> None:
+def test_a_remedy_has_the_queue_s_own_names(tmp_path: Path) -> None:
     """Table, columns, states and parameters are those of the file; what it does not tell stays."""
-    queue = written(DELIVERIES)
+    queue = written(tmp_path, DELIVERIES)
     own = own_names(queue)
     assert "WHERE id = :id AND state = 'in_flight' AND tries = :attempt`." in own["fencing"]
     assert "state = 'in_flight' AND locked_until < now()`, and end" in own["stale-recovery"]
@@ -203,16 +197,16 @@ WHERE id = (SELECT id FROM jobs WHERE due_at <= now_ms() LIMIT 1) RETURNING id;"
 )
 
 
-def test_a_time_that_is_a_number_is_compared_with_one(written: Written) -> None:
+def test_a_time_that_is_a_number_is_compared_with_one(tmp_path: Path) -> None:
     """Where a column has seconds or milliseconds since 1970, no remedy compares it with now()."""
     text = NUMBERED.format(kind="bigint", anew="now_ms() + :lease")
-    own = own_names(written(text))
+    own = own_names(written(tmp_path, text))
     assert "vt < extract(epoch FROM now()) * 1000`, and end" in own["stale-recovery"]
     assert "ceil(extract(epoch FROM clock_timestamp() + delay) * 1000)`. Every" in own["not-early"]
     assert "due_at <= extract(epoch FROM now()) * 1000`." in own["not-early"]
     assert "due_at = ceil(extract(epoch FROM clock_timestamp() + least(" in own["backoff"]
     assert "- 1, 16))) * 1000)`. What" in own["backoff"]
-    seconds = own_names(written(text.replace(" * 1000", "")))
+    seconds = own_names(written(tmp_path, text.replace(" * 1000", "")))
     assert "vt < extract(epoch FROM now())`, and end" in seconds["stale-recovery"]
 
 
@@ -223,9 +217,9 @@ def test_a_time_that_is_a_number_is_compared_with_one(written: Written) -> None:
     timestamptz => now() + :lease => The statement that frees a job
     timestamptz => greatest(vt, now() + :lease) => The statement that frees a job
 """)
-def test_a_heartbeat_should_not_add_up(written: Written, kind: str, anew: str, advice: str) -> None:
+def test_a_heartbeat_should_not_add_up(tmp_path: Path, kind: str, anew: str, advice: str) -> None:
     """A late heartbeat that adds to a lease that is over leaves less than a lease."""
-    queue = written(NUMBERED.format(kind=kind, anew=anew))
+    queue = written(tmp_path, NUMBERED.format(kind=kind, anew=anew))
     (told,) = remedies(queue, Judgement("live-lease", "broken", "r", "story"))
     assert advice in str(told)
     assert "`FOR UPDATE SKIP LOCKED` in the sub-select" in str(told)
@@ -402,17 +396,17 @@ def test_a_cause_has_its_own_remedy(guarantee: str, blocks: Mapping[str, str], s
     assert safe in (cause_of(guarantee, Draft(queue_file(**blocks), "q.sql")) or "")
 
 
-def test_no_index_on_a_view_is_advised(written: Written) -> None:
+def test_no_index_on_a_view_is_advised(tmp_path: Path) -> None:
     """What the plan's probe would write is for a table."""
-    queue = written(queue_file(more="CREATE VIEW ready AS SELECT * FROM jobs;"))
+    queue = written(tmp_path, queue_file(more="CREATE VIEW ready AS SELECT * FROM jobs;"))
     told = Account("steady-cost", (Part("prose", "`CREATE INDEX ON ready (id)`"),))
     (remedy,) = remedies(queue, Judgement("steady-cost", "broken", "r", "story", told=told))
     assert "ready is a view" in str(remedy)
 
 
-def test_a_lucky_form_is_not_told(written: Written, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lucky_form_is_not_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A story of drawn ids fails to happen now and then, with whatever form."""
-    queue = written(queue_file())
+    queue = written(tmp_path, queue_file())
     asked = Counter[str]()
 
     def judged(text: str, **_: object) -> Outcome:

@@ -176,13 +176,6 @@ def test_what_is_in_another_encoding_is_told_what_to_do(tmp_path: Path) -> None:
         waits.text(tmp_path / "pyproject.toml")
 
 
-def test_what_is_no_file_is_refused(tmp_path: Path) -> None:
-    """A folder cannot be written; a file that is there, or not yet, can."""
-    with pytest.raises(QueueproofError, match="it is no file; name one"):
-        refuse_outputs([tmp_path], [])
-    refuse_outputs([tmp_path / "new", None, Path("/dev/null")], [tmp_path / "q.sql"])
-
-
 @pytest.mark.parametrize(
     ("before", "arguments", "told"),
     [

@@ -250,7 +250,8 @@ def test_an_enqueue_is_an_act_on_the_job_that_it_may_be_taken_for(*, keyed: bool
         kinds[0]
         for program in Suite(offer).meetings(FIRST)
         for actor, kinds in races(program)
-        if ("producer", ["enqueue"]) in races(program) and {"same"} == payloads(program)
+        if ("producer", ["enqueue"]) in races(program)
+        and {"same"} == {job.payload for job in program.specs}
         if actor.startswith("w")
     }
     assert keyed == ({"complete", "fail", "heartbeat"} <= met)
@@ -264,8 +265,3 @@ def test_the_last_holder_is_late_beside_whoever_looks_for_jobs() -> None:
         if {actor: kinds[0] for actor, kinds in races(program)} == {"w1": "complete", "w2": "claim"}
     ]
     assert (1, ["advance", "claim", "advance"]) in lives
-
-
-def payloads(program: Program) -> set[str]:
-    """The kinds of payload that its jobs have."""
-    return {job.payload for job in program.specs}

@@ -110,9 +110,6 @@ def blamed(jobs: Sequence[Job], late: Act, rules: Declared = LEASED) -> set[str]
     rule 12: a crash counts as an attempt, and after the only one no other begins
         enqueue 1 bound=1; w1 claims 1; w1 crashes; +99; w9 claims 1
         => retry-bound where recovers=False
-    rule 12: after the last of two attempts no other begins
-        enqueue 1 bound=2; w1 claims 1; w1 crashes; +99; w2 claims 1; w2 crashes; +99; w9 claims 1
-        => retry-bound where recovers=False
     rule 12: after the last of three attempts no other begins
         enqueue 1 bound=3; w1 claims 1; w1 crashes; +99; w2 claims 1; w2 crashes; +99; w3 claims 1;
         w3 crashes; +99; w9 claims 1 => retry-bound where recovers=False

@@ -12,33 +12,10 @@ from queueproof.queues import sqltext
 from tests.fix_histories import each, pairs
 
 DECOYS = [
-    "':no'",
-    "'it''s :no'",
-    r"E'\' :no'",
-    r"'\'",
-    "U&'\\0061 :no'",
-    "$$ :no; 'x $$",
-    "$tag$ :no $$ ; $tag$",
-    '":no"',
-    '"a"":no"',
-    "-- :no; '\n",
-    "/* :no; /* :no */ ' */",
-    "x::no",
-    "a[1:no]",
-    "a[:no]",
-    "y := no",
-    "f(no => 1)",
-    "$1",
-    "($1,$2)",
-    "a$1",
-    "j ? 'no'",
-    "j @> '{}'",
-    "j ?| a",
-    "j #- '{no}'",
-    "x'1f'",
-    "1_000",
-    "1.5e-3",
-    "naïve",
+    *("':no'", "'it''s :no'", r"E'\' :no'", r"'\'", "U&'\\0061 :no'", "$$ :no; 'x $$"),
+    *("$tag$ :no $$ ; $tag$", '":no"', '"a"":no"', "-- :no; '\n", "/* :no; /* :no */ ' */"),
+    *("x::no", "a[1:no]", "a[:no]", "y := no", "f(no => 1)", "$1", "($1,$2)", "a$1", "j ? 'no'"),
+    *("j @> '{}'", "j ?| a", "j #- '{no}'", "x'1f'", "1_000", "1.5e-3", "naïve"),
 ]
 SEPARATED = [decoy for decoy in DECOYS if not decoy.startswith("--")]
 WORDS = st.from_regex(r"[a-z_][a-z0-9_]{0,8}", fullmatch=True)

@@ -44,6 +44,7 @@ UPDATE jobs SET state = 'done' WHERE id = :id AND locked_by = :worker;
 LEASE = 'lease = "30 seconds"'
 ENDS = "complete(id, worker)!"
 GONE = "DELETE FROM jobs RETURNING id"
+CHAINS = "attempt;\nBEGIN;\nCOMMIT AND CHAIN;"
 INT4, TEXT, INT8, INTERVAL, JSONB, TIMESTAMPTZ = 23, 25, 20, 1186, 3802, 1184
 PATH = Path("q.sql")
 
@@ -251,12 +252,7 @@ def test_markers_in_strings_bodies_and_comments_are_none() -> None:
         ("(:limit)", "($1)", 15, "write :worker or the like, not"),
         ("CREATE", "COPY jobs TO STDOUT;\nCREATE", 9, "COPY from or to the client is no step"),
         ("UPDATE", "copy jobs (id) from stdin;\nUPDATE", 15, "COPY from or to the client is no"),
-        (
-            "attempt;",
-            "attempt;\nBEGIN;\nCOMMIT AND CHAIN;",
-            17,
-            "AND CHAIN leaves claim in another",
-        ),
+        ("attempt;", CHAINS, 17, "AND CHAIN leaves claim in another"),
     ],
 )
 def test_mistakes_are_located_and_named(old: str, new: str, line: int, says: str) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import NoReturn
+from unittest.mock import Mock
 
 import pytest
 
@@ -24,9 +24,9 @@ from queueproof.run.runner import Runner
 from queueproof.schedule.programs import JobSpec
 from queueproof.search.shrink import find
 from tests.fix_labs import LabOf, offered
-from tests.fix_places import BROKEN, DOUBLE_CLAIM, reference
+from tests.fix_places import BROKEN, reference
 from tests.fix_plays import play
-from tests.fix_queues import queue_file
+from tests.fix_queues import RACES, queue_file
 
 CAMEL = queue_file(
     header='lease = "1 minute"',
@@ -64,9 +64,6 @@ RETURNING "id" AS id;""",
 SELECT "id" AS id, CASE "state" WHEN 'QUEUED' THEN 'queued' WHEN 'RUNNING' THEN 'running'
   ELSE 'completed' END AS state FROM app."Job";""",
 )
-PASSES = (
-    "  -- Locks and re-checks the latest version of each row, and passes over what others hold."
-)
 WAITS = """\
     run_at     = now() + (1 + 0.1 * random())
                  * LEAST(interval '1 hour', interval '5 seconds' * 2 ^ LEAST(attempts - 1, 10)),
@@ -90,11 +87,7 @@ def advised(server: Server, path: Path, guarantee: str) -> dict[str, str]:
     [
         (NEVER_BEAT, "stale-recovery", '\n+ SET "state" = \'RUNNING\', "lockedBy" = :worker, "'),
         (BY_NAME, "fencing", "\n+ -- name: complete(id, worker, try)!\n"),
-        (
-            reference(f"{PASSES}\n  FOR UPDATE SKIP LOCKED\n", ""),
-            "single-claim",
-            "\n    LIMIT :limit\n+   FOR UPDATE SKIP LOCKED\n",
-        ),
+        (queue_file(claim=RACES), "single-claim", " LIMIT 1\n+   FOR UPDATE SKIP LOCKED)"),
         # That a failed job is never claimed again would end the story, too.
         (reference(WAITS, ""), "backoff", "run_at = clock_timestamp() + LEAST("),
     ],
@@ -134,7 +127,7 @@ def test_what_breaks_the_contrary_is_not_told(
     assert advised(server, path, "stale-recovery") == {}
 
 
-DEFECT = str(DOUBLE_CLAIM)
+DEFECT = "q.sql"
 MERGE = queue_file(
     header='lease = "30 seconds"',
     table="""
@@ -167,10 +160,6 @@ def _beside_others(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.delenv("QUEUEPROOF_DEBUG", raising=False)
 
 
-def _fail(*_args: object, **_kwargs: object) -> NoReturn:
-    raise AttributeError("'NoneType' object has no attribute 'name'")
-
-
 def test_a_remedy_for_a_claim_by_merge_has_its_names(tmp_path: Path) -> None:
     """The MERGE's table and answer, what its action sets, and the token as complete takes it."""
     known = Draft(MERGE, "q.sql").jobs
@@ -197,8 +186,9 @@ def test_advice_that_fails_costs_nothing_of_the_verdict(
         "queueproof.advice.verdicts.judge",
         "queueproof.advice.search.mend",
     ):
-        monkeypatch.setattr(name, _fail)
+        monkeypatch.setattr(name, Mock(side_effect=AttributeError("no attribute 'name'")))
     monkeypatch.setattr(Output, "is_terminal", property(lambda _: True))
+    Path(DEFECT).write_text(queue_file(claim=RACES))
     arguments = [DEFECT, "--only", "single-claim", "--profile", "quick", "--jobs", "1"]
     reports = ["--html", "card.html", "--json", "card.json"]
     assert run(["mend", *arguments]) == 1

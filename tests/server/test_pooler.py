@@ -33,7 +33,7 @@ from queueproof.search.shrink import breaches
 from tests.fix_labs import LabOf, happens_again, offered
 from tests.fix_places import STRATEGIES
 from tests.fix_plays import play
-from tests.fix_programs import Begin, Eventually
+from tests.fix_programs import Begin, eventually
 from tests.fix_queues import COMPLETE, HOLDS, queue_file
 
 POLICIES: tuple[Pooled, ...] = ("first idle", "round robin")
@@ -279,7 +279,7 @@ def test_a_hidden_password(database: str, pgbouncer: Path, monkeypatch: pytest.M
 
 @pytest.mark.pgbouncer
 @pytest.mark.usefixtures("pgbouncer")
-def test_a_killed_run_leaves_nothing(database: str, begin: Begin, eventually: Eventually) -> None:
+def test_a_killed_run_leaves_nothing(database: str, begin: Begin) -> None:
     """A run that is killed takes PgBouncer and its directory with it."""
     code = (
         "import sys; from queueproof.postgres.pooler import *\n"

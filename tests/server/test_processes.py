@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.fix_programs import Begin, Eventually, is_gone
+from tests.fix_programs import Begin, eventually, is_gone
 
 SCRIPT = """
 import os, signal
@@ -41,7 +41,7 @@ signal.pause()
     "program", [(PARENT, CHILD), (SCRIPT,)], ids=["a worker of pytest", "beside a check"]
 )
 def test_they_do_not_outlive_a_parent_that_was_killed(
-    tmp_path: Path, begin: Begin, eventually: Eventually, program: Sequence[str]
+    tmp_path: Path, begin: Begin, program: Sequence[str]
 ) -> None:
     """Kill -9 leaves no time to tell them: they end, and with them their servers."""
     script = tmp_path / "parent.py"

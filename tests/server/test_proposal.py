@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -148,7 +147,6 @@ outbox => UPDATE app.outbox_events => NEW = "queued" => processing = running
 without attempts => mean? paused => dead and error are taken for
   => no column counts => AS claimed_at
 """)
-Write = Callable[..., str]
 RACE = play("w1 claims | w2 claims")
 LATE = play(f"w1 claims; +{past(300.0)}; reaper recovers; w2 claims; w1 completes")
 
@@ -160,25 +158,20 @@ def proposal(folder: Path, dsn: str, schema: str, table: str | None = None) -> P
     return propose(folder / "q.sql", [path], table=table, postgres=dsn, trust=False)
 
 
-@pytest.fixture
-def proposed(tmp_path: Path, dsn: str) -> Write:
-    """Writes what is proposed for a schema to `q.sql`, which every operation of must work."""
-
-    def write(schema: str, table: str | None = None) -> str:
-        found = proposal(tmp_path, dsn, schema, table)
-        assert found.rejected is None
-        (tmp_path / "q.sql").write_text(found.text)
-        return found.text
-
-    return write
+def proposed(folder: Path, dsn: str, schema: str, table: str | None = None) -> str:
+    """What is proposed for a schema, written to `q.sql`, of which every operation must work."""
+    found = proposal(folder, dsn, schema, table)
+    assert found.rejected is None
+    (folder / "q.sql").write_text(found.text)
+    return found.text
 
 
 @pytest.mark.parametrize(("shape", "parts"), [(shape, parts) for shape, *parts in WANTED])
 def test_a_proposed_queue_is_safe_and_marks_what_cannot_be_known(
-    lab_of: LabOf, proposed: Write, tmp_path: Path, shape: str, parts: list[str]
+    lab_of: LabOf, dsn: str, tmp_path: Path, shape: str, parts: list[str]
 ) -> None:
     """Values, types and names are those of the schema; what is guessed has a TODO."""
-    text = " ".join(proposed(SHAPES[shape]).split())
+    text = " ".join(proposed(tmp_path, dsn, SHAPES[shape]).split())
     assert [part for part in parts if part not in text] == []
     lab = lab_of(load(tmp_path / "q.sql"))
     declared = declare(calibrate(lab))
@@ -202,9 +195,9 @@ CREATE TABLE webhook_deliveries (
 """
 
 
-def test_what_checks_ask_of_a_text_is_kept(proposed: Write) -> None:
+def test_what_checks_ask_of_a_text_is_kept(tmp_path: Path, dsn: str) -> None:
     """A text is proposed that the server takes, and a good end is a state and no DELETE."""
-    text = proposed(DELIVERIES.format(""))
+    text = proposed(tmp_path, dsn, DELIVERIES.format(""))
     assert "'https://example.org/x', 'a.b', 'xxxxxxxx'" in text
     assert "SET state = 'delivered'" in text
     assert "DELETE" not in text
@@ -222,12 +215,12 @@ def test_a_check_that_no_proposal_keeps_is_shown(tmp_path: Path, command: Comman
     assert "Mend that line first, make it yours, and see what holds:" in ran.out
 
 
-def test_the_table_that_looks_like_jobs_is_taken(proposed: Write) -> None:
+def test_the_table_that_looks_like_jobs_is_taken(tmp_path: Path, dsn: str) -> None:
     """Among several, unless the user names one."""
     both = USUAL + USUAL.replace("jobs", "job_history").replace("priority", "rank")
-    assert "A queue in the table jobs," in (text := proposed(both))
+    assert "A queue in the table jobs," in (text := proposed(tmp_path, dsn, both))
     assert "look like one of jobs, too: job_history" in text
-    assert "A queue in the table job_history," in proposed(both, table="job_history")
+    assert "A queue in the table job_history," in proposed(tmp_path, dsn, both, table="job_history")
 
 
 STATES = "CREATE TABLE jobs (id int PRIMARY KEY, state text NOT NULL CHECK (state IN ({})))"

@@ -11,7 +11,7 @@ from psycopg import errors
 
 from queueproof.errors import QueueError
 from queueproof.examine.calibrate import calibrate
-from queueproof.history.calls import Call, CallKind, Contradiction
+from queueproof.history.calls import Contradiction
 from queueproof.judge.answers import contradiction, is_raced
 from queueproof.judge.checker import check, declare
 from queueproof.probes import backoff
@@ -36,7 +36,7 @@ from queueproof.space.pieces import LOOKS, SAME
 from tests.fix_histories import Told
 from tests.fix_labs import LabOf, offered
 from tests.fix_places import BROKEN, SKIP_LOCKED, STRATEGIES, reference, text_of
-from tests.fix_plays import play
+from tests.fix_plays import calls, play
 from tests.fix_queues import CLAIM_MANY, FREE, HOLDS, queue_file
 
 RACE = "w1 claims | w2 claims"  # two claims at once
@@ -92,11 +92,6 @@ def test_a_worker_takes_its_jobs_as_they_were_enqueued(lab_of: LabOf, order: str
     run = Runner(lab_of(queue_file(claim=claim_all))).run(play("w1 claims 2, completes", jobs=2))
     claimed, completed = calls(run, "claim", "w1")[0], calls(run, "complete", "w1")[0]
     assert [claimed.ids, completed.refs[0].job] == [("1", "2"), "1"]
-
-
-def calls(run: Run, kind: CallKind, actor: str) -> list[Call]:
-    """An actor's calls of a kind."""
-    return [call for call in run.history.of_kind(kind) if call.actor == actor]
 
 
 def events(run: Run, event: str) -> list[tuple[str, str]]:

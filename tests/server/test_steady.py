@@ -217,7 +217,7 @@ def test_a_claim_in_several_transactions_is_measured_whole(lab_of: LabOf) -> Non
     assert min(scans) > 40
 
 
-NO_COPIES = "CREATE UNIQUE INDEX ON jobs ((id % 50_000));"
+NO_COPIES = "CREATE UNIQUE INDEX ON jobs ((id % 50_000)); DROP INDEX jobs_enqueued_at_idx;"
 
 
 @pytest.mark.parametrize("kind", ["finished", "waiting"])
@@ -227,8 +227,6 @@ def test_what_cannot_be_multiplied_is_filled_by_its_operations(lab_of: LabOf, ki
     assert "duplicate key" in found.short
     assert found.evidence[f"{kind} jobs"] == ONE_BY_ONE[0]
     assert found.short in found.told
-    found = slope(lab_of(queue(more=f"{NO_COPIES} DROP INDEX jobs_enqueued_at_idx;")), kind, 10**6)
-    assert found.short
     assert str(ONE_BY_ONE[0] // 1_000) in found.broken
 
 

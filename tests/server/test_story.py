@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from queueproof.examine.calibrate import calibrate
+from queueproof.examine.work import Probing
 from queueproof.judge.checker import check, declare
 from queueproof.probes.probe import untold
 from queueproof.probes.probes import PROBES
@@ -21,7 +22,7 @@ from queueproof.run.runner import Runner
 from queueproof.schedule.conditions import PLAIN
 from queueproof.schedule.programs import JobSpec
 from queueproof.search.shrink import find
-from tests.fix_labs import LabOf, judged, offered
+from tests.fix_labs import LabOf, offered, seen
 from tests.fix_places import SKIP_LOCKED, STRATEGIES
 from tests.fix_plays import play
 from tests.fix_queues import queue_file
@@ -103,7 +104,6 @@ def test_the_recovery_that_took_a_job_back_is_shown(lab_of: LabOf) -> None:
 @pytest.mark.parametrize(
     ("changed", "told"),
     [
-        ((), {"backoff": "later waits, which may overflow, were not tried: max_attempts is 3"}),
         (("max_attempts = 3\n", "max_attempts = 90\n"), {"backoff": "89 waits measured"}),
         (
             ("claim(worker, limit", "claim(worker", "LIMIT :limit", "LIMIT 1"),
@@ -129,7 +129,7 @@ def test_what_was_not_asked(lab_of: LabOf, changed: tuple[str, ...], told: dict[
 
 def test_a_card_has_what_a_probe_did_not_ask(lab_of: LabOf) -> None:
     """The remark stands beside the verdict that it is about."""
-    backoff = judged(lab_of(SKIP_LOCKED), "backoff", profile="glance")["backoff"]
+    backoff = seen(lab_of(SKIP_LOCKED), "backoff", Probing("backoff", 0))
     assert backoff.verdict == "holds"
     assert "later waits, which may overflow, were not tried: max_attempts is 3" in backoff.reason
 

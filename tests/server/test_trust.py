@@ -14,12 +14,19 @@ from queueproof.advice.schema import tables_of
 from queueproof.bench.cell import Ground
 from queueproof.errors import QueueError, ServerUnavailableError
 from queueproof.examine.calibrate import calibrate
+from queueproof.examine.work import runner_under
 from queueproof.postgres import Server, open_server
+from queueproof.probes.buffers import Content, measure
+from queueproof.probes.probe import untold
+from queueproof.probes.probes import PROBES
 from queueproof.queues.sqlfile import load_text
 from queueproof.run.open import open_lab
+from queueproof.schedule.conditions import Conditions
 from tests.fix_commands import Command
 from tests.fix_hostile import HOSTILE, TOGETHER, after_its_tables, hostile
-from tests.fix_places import SKIP_LOCKED, reference, text_of
+from tests.fix_places import SKIP_LOCKED, reference
+from tests.fix_plays import play
+from tests.fix_queues import RACES, queue_file
 from tests.fix_server import tell
 
 NEEDS = {
@@ -95,9 +102,7 @@ def test_another_role_may_work_beside_other_peoples_databases(dsn: str, company:
 def test_check_trust(tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     """`check --trust` is all that it takes, and a story's command has it too."""
     path = tmp_path / "q.sql"
-    text = text_of("broken/single_claim_select_then_update")
-    statement = NEEDS["a program"]
-    path.write_text(text.replace("-- name: enqueue", f"{statement}\n\n-- name: enqueue", 1))
+    path.write_text(queue_file(more=NEEDS["a program"], claim=RACES))
     monkeypatch.delenv("QUEUEPROOF_POSTGRES", raising=False)
     quickly = ("--only", "single-claim", "--jobs", "1", "--fail-fast", "--profile", "quick")
     refused = command("check", path, *quickly)
@@ -166,11 +171,18 @@ def trusting() -> Iterator[Server]:
 
 @pytest.mark.parametrize("names", TOGETHER, ids=lambda names: names[0])
 def test_no_rights_are_lent(own: Server, dsn: str, seen: Path, names: Sequence[str]) -> None:
-    """No statement of the harness's own lends the queue's code a superuser's rights."""
+    """No statement of the harness's own lends the queue's code a superuser's rights.
+
+    Measuring, filling and racing run as the queue's role, and so does what drops the database.
+    """
     tell(dsn, "ALTER ROLE queueproof NOSUPERUSER")  # an attack before has succeeded
     with open_lab(hostile(seen, *names), own) as lab:
-        calibrate(lab)
+        offer = calibrate(lab)
         tables_of(lab)
+        PROBES["claim-limit"].watch(lab, offer, 0, untold)
+        measure(lab, offer, [[Content(kind, 640)] for kind in ("churned", "finished", "waiting")])
+        for conditions in (Conditions(gate="every"), Conditions(far=True, planner="no index")):
+            runner_under(lab, offer, conditions).run(play("w1 claims | w2 claims"))
         lab.tables.rewrite()
         lab.reset(renew=True)
     assert not seen.exists()

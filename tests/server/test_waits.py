@@ -7,7 +7,6 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from importlib.resources import files
 from pathlib import Path
 
 import psycopg
@@ -23,18 +22,18 @@ from queueproof.run.session import drive, execute
 from queueproof.run.workers import ClientLab
 from queueproof.schedule.conditions import PLAIN, Conditions
 from tests.fix_labs import LabOf
-from tests.fix_places import SKIP_LOCKED
+from tests.fix_places import SKIP_LOCKED, WORKER
 from tests.fix_programs import PATIENCE, Begin, ends, finished, frozen
 
-WORKER = files("queueproof.queues").joinpath("templates/worker.py").read_text()
 OPENED = 'db = psycopg.connect(message["dsn"], autocommit=True, row_factory=dict_row)\n'
 
 
 def worker_that(does: str, folder: Path) -> Queue:
     """The template's worker, which does something more once it is connected."""
-    assert OPENED in WORKER
+    text = WORKER.read_text()
+    assert OPENED in text
     worker = folder / "worker.py"
-    worker.write_text(WORKER.replace(OPENED, f"{OPENED}{' ' * 16}{does}\n"))
+    worker.write_text(text.replace(OPENED, f"{OPENED}{' ' * 16}{does}\n"))
     return from_command(f"exec: {sys.executable} {worker}")
 
 

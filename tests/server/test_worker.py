@@ -11,7 +11,6 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
 from datetime import timedelta
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +31,8 @@ from queueproof.queues.worker import (
     as_uri,
 )
 from tests.fix_histories import each
-from tests.fix_programs import Begin, Eventually, finished, is_gone
+from tests.fix_places import TEMPLATES
+from tests.fix_programs import Begin, eventually, finished, is_gone
 from tests.fix_queues import answered
 
 Spawn = Callable[..., WorkerProcess]
@@ -145,14 +145,9 @@ def test_init_tells_facts_and_operations() -> None:
         ({"zzz": 30}, "unknown key 'zzz'; known are backoff, breaks"),
         ({"lease": "30 seconds"}, 'lease: "30 seconds" is not a number of seconds; write 30'),
         ({"lease": True}, "lease: true is not a number of seconds"),
-        ({"lease": 0}, "lease: it must be longer than zero"),
         ({"lease": 1e300}, "more than a clock can tell"),
         ({"backoff": -1}, "backoff: it cannot be less than zero"),
-        ({"lease": 1e12}, "lease: it is longer than 36,525 days"),
-        ({"max_attempts": 0}, "max_attempts: 0 is no whole number from 1 to"),
-        ({"order": "lifo"}, "order: 'lifo' is none of"),
         ({"promises": ["old-snapshots"]}, "unknown guarantee old-snapshots; did you mean"),
-        ({"retry_on": ["40"]}, "'40' is no SQLSTATE"),
         ({"breaks": ["order"]}, r"breaks: .* is not a table; write \{\"order\""),
         ({"takes": ["claim"]}, '"takes" is an object such as'),
         ({"takes": {"clame": []}}, "'clame'; did you mean 'claim'"),
@@ -300,7 +295,7 @@ def test_a_scheduler_reads_when_there_is_something_to_read(spawn: Spawn) -> None
     assert (worker.take(), worker.answer) == ({"op": "x"}, None)
 
 
-def test_an_answer_counts_although_its_worker_ends(spawn: Spawn, eventually: Eventually) -> None:
+def test_an_answer_counts_although_its_worker_ends(spawn: Spawn) -> None:
     """What it has said stands; that it is gone is told at the next message."""
     worker = spawn("input(); print('{}', flush=True); raise SystemExit(3)")
     assert worker.ask({"op": "claim"}) == {}
@@ -374,7 +369,7 @@ LEAVES = FAMILY.format("start_new_session=True, stdout=subprocess.DEVNULL")
 
 
 @pytest.mark.parametrize("stopped", [False, True])
-def test_kill_ends_the_whole_family(spawn: Spawn, eventually: Eventually, *, stopped: bool) -> None:
+def test_kill_ends_the_whole_family(spawn: Spawn, *, stopped: bool) -> None:
     """A crash leaves nothing of a worker behind, and the worker is reaped."""
     worker = spawn(STAYS)
     child = worker.ask({"op": "x"})["pid"]
@@ -396,7 +391,7 @@ def begun(worker): return worker.ask({'op': 'x'})['pid']
 """
 
 
-def test_a_killed_harness_leaves_no_worker_behind(begin: Begin, eventually: Eventually) -> None:
+def test_a_killed_harness_leaves_no_worker_behind(begin: Begin) -> None:
     """Not even those that are stopped, or do not look at their stdin."""
     code = (
         f"{HARNESS}workers = [begin({STAYS!r}), begin({STAYS!r})]\n"
@@ -414,7 +409,7 @@ def test_a_killed_harness_leaves_no_worker_behind(begin: Begin, eventually: Even
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM, None])
 def test_who_has_left_a_workers_session_ends_with_the_harness(
-    how: signal.Signals | None, begin: Begin, eventually: Eventually
+    how: signal.Signals | None, begin: Begin
 ) -> None:
     """Be the harness killed, stopped or at its end, and the worker that started it gone."""
     code = (
@@ -432,7 +427,7 @@ def test_who_has_left_a_workers_session_ends_with_the_harness(
     eventually(lambda: is_gone(pid), "who had left the session to end")
 
 
-def test_a_group_whose_number_is_a_strangers_stays(spawn: Spawn, eventually: Eventually) -> None:
+def test_a_group_whose_number_is_a_strangers_stays(spawn: Spawn) -> None:
     """What is killed at the end began when it was made known."""
     worker = spawn(ECHO)
     began = watchdog.started(worker.pid)
@@ -507,14 +502,9 @@ def test_a_template_ends_with_its_stdin(suffix: str, tmp_path: Path) -> None:
     assert (ended.returncode, ended.stdout, ended.stderr) == (0, "", "")
 
 
-def template(name: str) -> str:
-    """The text of a file beside the templates."""
-    return files("queueproof.queues").joinpath(f"templates/{name}").read_text()
-
-
 def test_the_templates_run_the_same_statements() -> None:
     """Two languages, one queue: their SQL differs in the parameters' form alone."""
-    python, node = template("worker.py"), template("worker.mjs")
+    python, node = ((TEMPLATES / f"worker.{end}").read_text() for end in ("py", "mjs"))
     begins = ("UPDATE", "  SELECT", "SET")
     shared = [line for line in python.splitlines() if line.startswith(begins)]
     assert len(shared) > 5
@@ -523,7 +513,7 @@ def test_the_templates_run_the_same_statements() -> None:
 
 def test_the_documentation_has_every_message_and_every_key_of_init(described: WorkerQueue) -> None:
     """With all that each may be told and declare, and answers that are understood."""
-    text = template("README.md")
+    text = (TEMPLATES / "README.md").read_text()
     spoken = re.findall(r"^ {4}> (.*)\n {4}< (.*)$", text, re.MULTILINE)
     assert len(re.findall(r"^ {4}[<>] ", text, re.MULTILINE)) == 2 * len(spoken)
     told: dict[str, set[str]] = {}

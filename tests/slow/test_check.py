@@ -4,43 +4,39 @@ from __future__ import annotations
 
 import re
 import textwrap
-from collections.abc import Callable, Sequence
-from dataclasses import astuple
+from collections.abc import Callable
+from dataclasses import astuple, replace
 from pathlib import Path
 from typing import Any
 
-import psycopg
 import pytest
 
 from queueproof import testing
 from queueproof.errors import QueueError, QueueproofError
 from queueproof.examine.calibrate import calibrate
-from queueproof.examine.check import check_queue, first_flaw
+from queueproof.examine.check import check_queue
 from queueproof.examine.plan import Examination
 from queueproof.examine.replay import replay
 from queueproof.examine.work import Exploration, Work
 from queueproof.guarantees.catalogue import select
-from queueproof.judge.checker import declare
-from queueproof.postgres import Server
+from queueproof.judge.checker import check, declare
 from queueproof.probes.probe import Seen
 from queueproof.probes.probes import PROBES
 from queueproof.report.card import Card
 from queueproof.run.lab import Lab
-from queueproof.run.open import open_lab
 from queueproof.run.runner import Runner
 from queueproof.schedule.conditions import Conditions
+from queueproof.schedule.programs import JobSpec
 from queueproof.search.shrink import find
 from queueproof.search.tokens import decode_token, encode_token
 from queueproof.space.suites import Suite
 from queueproof.testing import must_hold
-from tests.fix_hostile import TOGETHER, hostile
 from tests.fix_labs import LabOf, happens_again, judged, offered
 from tests.fix_places import REFERENCE, SKIP_LOCKED, STRATEGIES, reference
 from tests.fix_plays import play
-from tests.fix_queues import CLAIM, queue_file
+from tests.fix_queues import CLAIM, RACES, queue_file
 
 SOUND = queue_file(header='order = "none"')
-RACES = CLAIM.replace(" FOR UPDATE SKIP LOCKED", "")
 BROKEN = SOUND.replace(CLAIM, RACES)
 RACE = play("w1 claims | w2 claims")
 LESSON = queue_file(header='[breaks]\nsingle-claim = "a lesson"')
@@ -75,15 +71,6 @@ def test_each_operation_that_breaks_a_guarantee_is_told_once(lab_of: LabOf, *, w
     assert (judgement.reason, judgement.story) == astuple(judgement.stories[0])[:2]
     for one in judgement.stories:
         happens_again(lab, one)
-
-
-def test_a_story_says_why_a_claim_may_wait(lab_of: LabOf) -> None:
-    """Who waits for a job that both take is not accused of waiting, and a reader is told."""
-    one, other = glance(lab_of(BROKEN), "single-claim", "non-blocking").guarantees
-    assert (one.verdict, other.verdict) == ("broken", "holds")
-    waits = re.search(r"waits for (w\d)", one.story or "")
-    assert waits is not None
-    assert f"claim waits for {waits[1]}'s because both take the same job." in (one.story or "")
 
 
 def test_what_breaks_anyway_is_no_new_break(lab_of: LabOf, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -231,10 +218,18 @@ def test_an_error_that_comes_without_the_conditions_is_named(lab_of: LabOf) -> N
 
 
 def test_priority_alone_says_nothing_of_equals(lab_of: LabOf) -> None:
-    """Jobs of one priority may come in any order."""
+    """Jobs of one priority may come in any order, which breaks the order of a queue by age too."""
     text = reference('"priority, fifo"', '"priority"', "DESC, run_at, id\n", "DESC, id DESC\n")
-    judgement = judged(lab_of(text), "order")["order"]
-    assert judgement.verdict == "holds", judgement.reason
+    lab = lab_of(text)
+    program = play(
+        "producer enqueues, enqueues; +9; producer enqueues; w1 claims, claims, claims", 0
+    )
+    program = program._replace(reserve=(JobSpec(priority=1), JobSpec(), JobSpec()))
+    history = Runner(lab).run(program).history
+    found = check(history, declare(offered(lab)))
+    assert (found.violations, found.evidence["order", "pairs of jobs compared"] > 0) == ([], True)
+    by_age = replace(declare(offered(lab)), order="priority, fifo")
+    assert [one.guarantee for one in check(history, by_age).violations] == ["order"]
 
 
 def test_a_probes_story_is_asked_of_its_probe() -> None:
@@ -269,18 +264,6 @@ def test_the_example_passes_and_fails() -> None:
     example(REFERENCE)()
     with pytest.raises(AssertionError, match="w1 got a job that w2 already holds"):
         example(STRATEGIES / "select_then_update.sql")()
-
-
-@pytest.mark.parametrize("names", TOGETHER, ids=lambda names: names[0])
-def test_no_part_of_an_examination_lends_its_rights(
-    own: Server, seen: Path, names: Sequence[str]
-) -> None:
-    """Filling, measuring, racing and dropping run as the queue's role."""
-    with psycopg.connect(str(own._admin)) as connection:
-        connection.execute("ALTER ROLE queueproof NOSUPERUSER")  # an attack before has succeeded
-    with open_lab(hostile(seen, *names), own) as lab:
-        first_flaw(lab, select(["claim-limit", "steady-cost", "non-blocking"]), profile="glance")
-    assert not seen.exists()
 
 
 INSIDE = Conditions(gate="every")

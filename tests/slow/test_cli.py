@@ -35,17 +35,20 @@ from queueproof.run.lab import Lab
 from queueproof.run.session import ConnectionLostError
 from tests.fix_commands import Command, Ran, without_progress
 from tests.fix_places import DOUBLE_CLAIM, REFERENCE, SKIP_LOCKED, STRATEGIES
-from tests.fix_programs import Begin, Eventually, ends, finished, frozen
-from tests.fix_queues import CLAIM, queue_file
+from tests.fix_programs import Begin, ends, eventually, finished, frozen
+from tests.fix_queues import FREE, queue_file
 
 BROKEN, SOUND = str(DOUBLE_CLAIM), str(REFERENCE)
 INIT = ("init", "q.sql", "--from-schema")
 APART = "server-clock"  # judged in a second or two, where others that hold take a whole search
+MARKS = "UPDATE jobs SET status = 'running' WHERE id = ANY (:ids)"
+RACING = queue_file(claim=f"{FREE};\n{MARKS} RETURNING id;")  # the smallest that breaks
 
 
 @pytest.fixture
-def check(command: Command, on_server: None) -> Command:  # noqa: ARG001
-    """Run a quick check in this process, which does all of it: the tests share the processors."""
+def check(command: Command, on_server: None, monkeypatch: pytest.MonkeyPatch) -> Command:  # noqa: ARG001
+    """Run a quick check in this process, which does all of it, and looks for no mending change."""
+    monkeypatch.setattr("queueproof.advice.search.advise", lambda *_: {})
     return lambda *arguments: command("check", "--profile", "quick", "--jobs", 1, *arguments)
 
 
@@ -76,9 +79,11 @@ def test_a_sound_queue_exits_0_and_ends_with_its_verdict(check: Command) -> None
 
 @pytest.fixture(scope="module")
 def broken(dsn: str, tmp_path_factory: pytest.TempPathFactory) -> tuple[Ran, Path]:
-    """A check of a broken queue, and the directory of its reports."""
+    """A check of a broken queue, and the directory of its file and its reports."""
     directory = tmp_path_factory.mktemp("reports")
-    arguments = ["check", BROKEN, "--profile", "quick", "--only", f"single-claim,{APART}"]
+    queue = directory / "q.sql"
+    queue.write_text(RACING)
+    arguments = ["check", str(queue), "--profile", "quick", "--only", f"single-claim,{APART}"]
     for form in ("json", "html", "junit"):
         arguments += [f"--{form}", str(directory / form)]
     environment = {**os.environ, "QUEUEPROOF_POSTGRES": dsn}
@@ -99,30 +104,31 @@ def test_a_broken_queue_exits_1_with_its_story(broken: tuple[Ran, Path]) -> None
     assert (ran.code, ran.err) == (1, "")
     assert "single-claim: No job is held by two workers at once." in ran.out
     told = ran.out.partition("\nHow to mend it: ")[2]
-    change = "      AND run_at <= now()\n+     AND status = 'queued'\n"
+    change = f"- {MARKS} RETURNING id;\n+ {MARKS} AND status = 'queued' RETURNING id;\n"
     assert told.startswith(f"Let claim also ask for status = 'queued'.\n\n{change}")
     *_, again, mend, more, _, whole = ran.out.splitlines()
-    assert again.endswith(f" queueproof replay {BROKEN} single-claim")
-    assert mend.endswith(f" queueproof mend {BROKEN}")
+    assert again.endswith(f" queueproof replay {reports}/q.sql single-claim")
+    assert mend.endswith(f" queueproof mend {reports}/q.sql")
     assert more.endswith(" queueproof explain single-claim")
-    assert whole.startswith(f"broken: {BROKEN} (single-claim broken; 1 holds; ")
+    assert whole.startswith(f"broken: {reports}/q.sql (single-claim broken; 1 holds; ")
 
 
-def test_the_json_card_has_the_public_shape(card: dict[str, Any]) -> None:
+def test_the_json_card_has_the_public_shape(card: dict[str, Any], broken: tuple[Ran, Path]) -> None:
     """As written down in the contract, key by key.
 
     A story's place is that of the statement that took the job a second time.
     """
+    queue = broken[1] / "q.sql"
     assert list(card) == ["schema", "queue", "postgres", "verdict", "seed", "seconds", "guarantees"]
-    assert (card["queue"], card["verdict"], card["seed"]) == (BROKEN, "broken", 0)
+    assert (card["queue"], card["verdict"], card["seed"]) == (str(queue), "broken", 0)
     keys = {"id", "verdict", "reason", "story", "replay", "evidence", "more"}
     keys |= {"told", "place", "remedy", "seconds"}
     assert all(keys == set(judgement) for judgement in card["guarantees"])
     found = [(j["id"], j["verdict"], j["story"] is None) for j in card["guarantees"]]
     assert found == [("single-claim", "broken", False), (APART, "holds", True)]
     place = card["guarantees"][0]["place"]
-    assert place["file"] == BROKEN
-    assert Path(BROKEN).read_text().splitlines()[place["line"] - 1] == "UPDATE jobs"
+    assert place["file"] == str(queue)
+    assert queue.read_text().splitlines()[place["line"] - 1] == f"{MARKS} RETURNING id;"
 
 
 def test_a_card_obeys_the_published_schema(card: dict[str, Any], command: Command) -> None:
@@ -149,7 +155,7 @@ def test_the_junit_report_has_a_case_per_guarantee(broken: tuple[Ran, Path]) -> 
     cases = suite.findall("testcase")
     assert (suite.get("tests"), suite.get("failures")) == ("2", "1")
     assert [case.get("name") for case in cases] == ["single-claim", APART]
-    assert [case.get("file") for case in cases] == [BROKEN, BROKEN]
+    assert [case.get("file") for case in cases] == [f"{broken[1]}/q.sql"] * 2
     assert (cases[0].get("line") or "").isdigit()
     assert float(cases[0].get("time", "0")) > 0
     failure = cases[0].find("failure")
@@ -171,7 +177,7 @@ def test_a_number_that_the_header_contradicts_is_told_first(check: Command, tmp_
 def test_accepted_breaks_are_written(check: Command, command: Command, tmp_path: Path) -> None:
     """`accept` passes today's break; its TODO is told, and so is a break that is mended."""
     file = tmp_path / "q.sql"
-    file.write_text(load(BROKEN).whole)
+    file.write_text(RACING)
     file.chmod(0o640)
     first = command("accept", file, "--only", f"single-claim,{APART}", "--profile", "quick")
     assert first.code == 0
@@ -193,10 +199,12 @@ def test_accepted_breaks_are_written(check: Command, command: Command, tmp_path:
     assert f"{file}:{line}: {APART} was not seen to break: where a check" in mended.out
 
 
-def test_a_replay_exits_1_or_0_if_mended(card: dict[str, Any], command: Command, dsn: str) -> None:
+def test_a_replay_exits_1_or_0_if_mended(
+    card: dict[str, Any], broken: tuple[Ran, Path], command: Command, dsn: str
+) -> None:
     """The story happens again; in the queue as it was edited since it does not, in any order."""
     token = card["guarantees"][0]["replay"]
-    again = command("replay", BROKEN, "single-claim", "--postgres", dsn)
+    again = command("replay", broken[1] / "q.sql", "single-claim", "--postgres", dsn)
     assert again.code == 1
     assert "single-claim: No job is held by two workers at once." in again.out
     mended = command("replay", SOUND, token, "--postgres", dsn)
@@ -223,6 +231,7 @@ def test_the_queue_that_init_writes_passes(
 
 SNAPSHOT, CAPPED = "old-snapshot", "concurrency-limit"  # neither is offered by the reference
 ALL = f"{SNAPSHOT},{CAPPED},{APART}"
+each_signal = pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 
 
 @pytest.mark.parametrize(
@@ -430,9 +439,7 @@ def test_an_internal_error_has_a_traceback(check: Command, monkeypatch: pytest.M
 
 @pytest.mark.sample
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_a_signal_ends_a_check_in_order(
-    dsn: str, start: Begin, number: signal.Signals, eventually: Eventually
-) -> None:
+def test_a_signal_ends_a_check_in_order(dsn: str, start: Begin, number: signal.Signals) -> None:
     """The database goes, and there is one line instead of a traceback."""
     process = start("check", SOUND, "--profile", "deep")
     process.line()  # the header: the queue is installed
@@ -479,62 +486,71 @@ def test_an_interrupted_search_prints_what_is_mended_so_far(
 
     monkeypatch.setattr("queueproof.advice.search.check_queue", checked)
     queue = tmp_path / "queue.sql"
-    whole = STRATEGIES / "broken" / "backoff_held_now.sql"
+    whole = STRATEGIES / "broken" / "server_clock_local_timestamp.sql"
     extends = f'-- /// queue\n-- extends = "{whole}"\n-- ///\n'
     queue.write_text(extends if over else load(whole).whole)
-    ran = command("mend", queue, "--only", "backoff", "--postgres", dsn)
+    ran = command("mend", queue, "--only", APART, "--postgres", dsn)
     assert ran.code == 143
-    assert ran.err.startswith("queueproof: stopped by SIGTERM at: 1 of 1 mended (backoff)")
-    told = ran.out.partition("Looking for what mends backoff: minutes for each.\n")[2]
-    assert "Mended: backoff, by " in told
+    assert ran.err.startswith("queueproof: stopped by SIGTERM at: 1 of 1 mended (server-clock)")
+    told = ran.out.partition("Looking for what mends server-clock: minutes for each.\n")[2]
+    assert "Mended: server-clock, by " in told
     assert "before the search was interrupted" in told
-    assert re.search(r"\n\+.*clock_timestamp\(\)", told)
-    assert "It was checked for backoff alone: " in told
+    assert re.search(r"\n\+.* timestamptz", told)
+    assert "It was checked for server-clock alone: " in told
     assert "All checks ran" not in told
     assert (f"The diff is of what `queueproof show {queue}` prints" in told) == over
     assert ("The diff is for `git apply`" in told) != over
 
 
+@pytest.fixture
+def racing(tmp_path: Path) -> Path:
+    """The smallest broken queue, as q.sql in the folder of a test's commands."""
+    (tmp_path / "q.sql").write_text(RACING)
+    return tmp_path / "q.sql"
+
+
 @pytest.mark.parametrize(
     ("queue", "code", "redirection"),
     [
-        (BROKEN, 1, "> /dev/full 2>&1"),
+        ("q.sql", 1, "> /dev/full 2>&1"),
         *[("nowhere.sql", 4, how) for how in (">&-", "2>&-", "<&- >&- 2>&-", "> /dev/full 2>&1")],
     ],
 )
-def test_no_stream_changes_the_exit_code(dsn: str, queue: str, code: int, redirection: str) -> None:
+def test_no_stream_changes_the_exit_code(
+    dsn: str, racing: Path, queue: str, code: int, redirection: str
+) -> None:
     """Closed by the shell, or on a disk that is full: 1 means broken and nothing else."""
-    only = ["--only", "single-claim", "--fail-fast"]
+    only = ["--only", "single-claim", "--fail-fast", "--jobs", "1"]
     asked = ["check", queue, *only, "--profile", "quick", "--postgres", dsn]
     shell = ["sh", "-c", f'exec "$0" "$@" {redirection}', sys.executable, "-m", "queueproof"]
-    ran = finished(*shell, *asked)
+    ran = finished(*shell, *asked, cwd=racing.parent)
     assert (ran.returncode, "Traceback" in ran.stderr) == (code, False), ran.stderr
 
 
+@pytest.mark.usefixtures("racing")
 @pytest.mark.parametrize(
     ("queue", "asked", "code"),
-    [(SOUND, APART, 0), (BROKEN, "single-claim", 1), ("nowhere.sql", APART, 4)],
+    [(SOUND, APART, 0), ("q.sql", "single-claim", 1), ("nowhere.sql", APART, 4)],
 )
 def test_leaving_readers_change_no_code(start: Begin, queue: str, asked: str, code: int) -> None:
     """As with `2>&1 | head -1`, be it the reader of the card or of the errors."""
-    process = start("check", queue, "--only", asked, "--fail-fast", "--profile", "quick")
+    quickly = ("--fail-fast", "--profile", "quick", "--jobs", "1")
+    process = start("check", queue, "--only", asked, *quickly)
     for stream in (process.stdout, process.stderr):
         assert stream is not None
         stream.close()
     assert process.wait(120) == code
 
 
-def test_a_report_that_cannot_be_written_exits_4(check: Command) -> None:
+def test_a_report_that_cannot_be_written_exits_4(check: Command, tmp_path: Path) -> None:
     """Whatever was found: it is on the screen, and what was asked for is not in its file."""
     told = "queueproof: cannot write /dev/full: No space left on device\n"
-    for form, queue, only in (
-        ("json", BROKEN, "single-claim"),
-        ("html", SOUND, APART),
-        ("junit", SOUND, APART),
-    ):
-        ran = check(queue, "--only", only, "--fail-fast", f"--{form}", "/dev/full")
-        assert (ran.code, ran.err) == (4, told)
-        assert ("broken: " if queue == BROKEN else "holds: ") in ran.out
+    sound = (queue_file(), APART, "holds: ")
+    checks = {"json": (RACING, "single-claim", "broken: "), "html": sound, "junit": sound}
+    for form, (text, only, verdict) in checks.items():
+        (tmp_path / "q.sql").write_text(text)
+        ran = check(tmp_path / "q.sql", "--only", only, "--fail-fast", f"--{form}", "/dev/full")
+        assert (ran.code, ran.err, verdict in ran.out) == (4, told, True)
 
 
 @pytest.mark.parametrize(
@@ -591,10 +607,8 @@ def test_the_profiles_are_those_of_the_check() -> None:
     ("asked", "part"),
     [
         (["--version"], "queueproof "),
-        (["guarantees"], "single-claim       No job is held by two workers at once.\n"),
         (["help", "file-format"], "## Blocks"),
         (["help", "class"], "def claim(self, worker"),
-        (["help", "class"], "Step: One statement"),
         (["help", "rules"], "30. **Answers are checked**"),
     ],
 )
@@ -637,11 +651,10 @@ def test_a_watched_file_is_checked_again_after_each_change(
 ) -> None:
     """Its last story goes first; an error in the file waits for the next change like a verdict."""
     file = tmp_path / "queue.sql"
-    broken = queue_file(claim=CLAIM.replace(" FOR UPDATE SKIP LOCKED", ""))
-    file.write_text(broken, encoding="utf-8")
+    file.write_text(RACING, encoding="utf-8")
     told: list[str] = []
-    misspelt = broken.replace("-- name: claim", "-- name: clam")
-    edits = iter([f"{broken}\n-- edited\n", misspelt, queue_file()])
+    misspelt = RACING.replace("-- name: claim", "-- name: clam")
+    edits = iter([f"{RACING}\n-- edited\n", misspelt, queue_file()])
 
     def edited(_: Stamps) -> None:
         told.append(capsys.readouterr().out)
@@ -664,12 +677,13 @@ def test_a_watched_file_is_checked_again_after_each_change(
     assert "single-claim: holds" in mended
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@each_signal
+@pytest.mark.usefixtures("racing")
 def test_a_signal_ends_the_waiting_for_a_change(
-    dsn: str, start: Begin, number: signal.Signals, eventually: Eventually
+    dsn: str, start: Begin, number: signal.Signals
 ) -> None:
     """What the command says ends it does: one line, the code of the signal, nothing left behind."""
-    process = start("watch", BROKEN, "--only", "single-claim", "--profile", "quick")
+    process = start("watch", "q.sql", "--only", "single-claim", "--profile", "quick")
     while process.line() != "Waiting for a change; Ctrl-C ends it.":
         assert process.poll() is None
     assert len(without_progress(ends(process, number)).splitlines()) == 1
@@ -701,8 +715,6 @@ main()
 LEFT = "SELECT FROM pg_database WHERE datname ~ '^queueproof_bench'"
 Running = Callable[..., subprocess.Popen[str]]
 
-each_signal = pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-
 
 @pytest.fixture
 def running(begin: Begin, own: Server) -> Running:
@@ -713,7 +725,7 @@ def running(begin: Begin, own: Server) -> Running:
 
 @each_signal
 def test_a_signal_ends_a_run_whose_server_is_frozen(
-    own: Server, running: Running, eventually: Eventually, number: signal.Signals
+    own: Server, running: Running, number: signal.Signals
 ) -> None:
     """Nobody answers any more, neither the runner nor who cleans up, and it ends all the same."""
     with psycopg.connect(own._admin, autocommit=True) as admin:
@@ -749,7 +761,6 @@ def test_a_signal_ends_a_benchmark(
     *,
     own: Server,
     running: Running,
-    eventually: Eventually,
     tmp_path: Path,
     install: str,
     under_way: str,

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack
-from importlib.resources import files
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -16,6 +14,7 @@ from queueproof.examine.calibrate import calibrate
 from queueproof.examine.check import check_queue
 from queueproof.examine.findings import Findings
 from queueproof.examine.verdicts import judgement_of
+from queueproof.examine.work import Exploration, Probing
 from queueproof.guarantees.catalogue import select
 from queueproof.history.calls import CallKind
 from queueproof.judge.checker import check
@@ -33,10 +32,11 @@ from queueproof.schedule.conditions import PLAIN, Conditions
 from queueproof.schedule.programs import JobSpec, Program
 from queueproof.search.shrink import Failure, find
 from tests import fix_labs
+from tests.fix_labs import seen
+from tests.fix_places import WORKER
 from tests.fix_plays import play
 
 LabOf = Callable[..., ClientLab]
-TEMPLATE = files("queueproof.queues").joinpath("templates/worker.py").read_text()
 
 ONE_STEP = """            return {"jobs": db.execute(CLAIM, message).fetchall()}"""
 SELECT_THEN_UPDATE = """
@@ -61,29 +61,21 @@ def since():
 def main("""
 
 
-def program(*changes: tuple[str, str]) -> str:
-    """The template with some of its text replaced."""
-    text = TEMPLATE
-    for old, new in changes:
-        assert old in text
-        text = text.replace(old, new)
-    return text
-
-
 @pytest.fixture
-def lab_of(server: Server, tmp_path: Path) -> Iterator[LabOf]:
-    """Installs the template's queue, changed, in a database of its own."""
-    with ExitStack() as stack:
+def lab_of(lab_of: fix_labs.LabOf, tmp_path: Path) -> LabOf:
+    """Installs the template's queue, with some of its text replaced, in a database of its own."""
 
-        def opened(*changes: tuple[str, str]) -> ClientLab:
-            path = tmp_path / "worker.py"
-            path.write_text(program(*changes))
-            lab = open_lab(from_command(f"exec: {sys.executable} {path}"), server)
-            entered = stack.enter_context(lab)
-            assert isinstance(entered, ClientLab)
-            return entered
+    def opened(*changes: tuple[str, str]) -> ClientLab:
+        text, path = WORKER.read_text(), tmp_path / "worker.py"
+        for old, new in changes:
+            assert old in text
+            text = text.replace(old, new)
+        path.write_text(text)
+        lab = lab_of(from_command(f"exec: {sys.executable} {path}"))
+        assert isinstance(lab, ClientLab)
+        return lab
 
-        yield opened
+    return opened
 
 
 TWO_CLAIMS = play("w1 claims | w2 claims")
@@ -211,12 +203,14 @@ def test_a_race_inside_one_statement_of_a_worker_is_found(lab_of: LabOf) -> None
     """Without a lock the snapshot is old when the statement gets to its row."""
     rest = "))\nRETURNING id::text, a"
     lab = lab_of((f"  FOR UPDATE SKIP LOCKED\n{rest}", rest))
-    assert judged(lab, "single-claim").verdict == "broken"
+    assert seen(lab, "single-claim", Exploration(TWO_CLAIMS, PLAIN, 9)).verdict == "broken"
 
 
 def test_time_that_a_worker_brings_along_is_not_judged(lab_of: LabOf) -> None:
     """It stays behind when the database's clock is moved: no verdict could be trusted."""
-    found = judged(lab_of(OWN_TIME, TOLD_SINCE, ("\ndef main(", SINCE)), "stale-recovery")
+    lab = lab_of(OWN_TIME, TOLD_SINCE, ("\ndef main(", SINCE))
+    crashes = play("w1 claims, crashes; +lease; reaper recovers; w2 claims")
+    found = seen(lab, "stale-recovery", Exploration(crashes, PLAIN, 1))
     assert (found.verdict, "now()" in found.reason) == ("inconclusive", True)
 
 
@@ -225,7 +219,7 @@ def test_a_wait_that_a_worker_measures_by_its_own_time_is_not_judged(lab_of: Lab
     told = ("db.execute(FAIL, {**job", "db.execute(FAIL, {'since': since(), **job")
     soon = SINCE.replace("- datetime.timedelta(seconds=30)", "+ datetime.timedelta(seconds=6)")
     lab = lab_of((WAIT, "run_at = %(since)s"), told, ("\ndef main(", soon))
-    found = judged(lab, "backoff")
+    found = seen(lab, "backoff", Probing("backoff", 0))
     assert (found.verdict, found.reason) == ("inconclusive", lab.unmoved)
     assert "now()" in found.reason
 
@@ -395,9 +389,9 @@ def test_without_pgbouncer_nothing_is_said_of_a_workers_own_connections(
     """Rule 25: not offered, with the way to get the tool; inconclusive where it is named."""
     monkeypatch.setattr("queueproof.probes.pooling.find_pgbouncer", lambda: None)
     lab = lab_of()
-    card = check_queue(lab, select(["backoff", "pooler-safe"]), profile="glance")
-    waits, pooler = card.guarantees
-    assert (waits.verdict, pooler.verdict, pooler.reason) == ("holds", "not-offered", MISSING)
+    card = check_queue(lab, select(["server-clock", "pooler-safe"]), profile="glance")
+    clock, pooler = card.guarantees
+    assert (clock.verdict, pooler.verdict, pooler.reason) == ("holds", "not-offered", MISSING)
     assert card.exit_code == 0
     card = check_queue(lab, select(["pooler-safe"]), profile="glance", named=["pooler-safe"])
     assert (card.guarantees[0].verdict, card.exit_code) == ("inconclusive", 2)

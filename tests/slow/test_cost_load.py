@@ -35,7 +35,6 @@ from tests.fix_loads import (
 from tests.fix_programs import PATIENCE
 from workshop.__main__ import HOLD
 
-Interrupted = Callable[[int, Callable[[Setting], object]], list[BenchReport]]
 SEVERAL = 2 * processors() + 1  # workers, of which some process has three
 
 
@@ -216,43 +215,38 @@ def test_a_queue_with_more_work_per_claim_is_slower(dsn: str) -> None:
     assert render.markdown(BenchReport.from_json(found.to_json())) == text
 
 
-@pytest.fixture
-def interrupted(dsn: str) -> Interrupted:
-    """Tells what is kept of a run that is interrupted when it has said so often how far it is."""
+def interrupted(dsn: str, times: int, run: Callable[[Setting], object]) -> list[BenchReport]:
+    """What is kept of a run that is interrupted when it has said so often how far it is."""
+    kept: list[BenchReport] = []
+    left = iter(range(times - 1))
 
-    def interrupted(times: int, run: Callable[[Setting], object]) -> list[BenchReport]:
-        kept: list[BenchReport] = []
-        left = iter(range(times - 1))
+    def progress(_what: str, _share: float) -> None:
+        if next(left, None) is None:
+            raise KeyboardInterrupt
 
-        def progress(_what: str, _share: float) -> None:
-            if next(left, None) is None:
-                raise KeyboardInterrupt
-
-        with pytest.raises(KeyboardInterrupt):
-            run(Setting(0.02, postgres=dsn, progress=progress, keep=kept.append))
-        return kept
-
-    return interrupted
+    with pytest.raises(KeyboardInterrupt):
+        run(Setting(0.02, postgres=dsn, progress=progress, keep=kept.append))
+    return kept
 
 
-def test_an_interrupted_run_keeps_the_rounds_that_are_whole(interrupted: Interrupted) -> None:
+def test_an_interrupted_run_keeps_the_rounds_that_are_whole(dsn: str) -> None:
     """The second counted round was half done: the first one is kept, and the report says so."""
     plan = groups([queue(), strategy("skip_locked")], [1], [1])
-    (found,) = interrupted(8, lambda setting: measure(plan, setting))
+    (found,) = interrupted(dsn, 8, lambda setting: measure(plan, setting))
     assert [len(entry.runs) for entry in found.entries] == [1, 1]
     assert found.method["rounds"] == 1
     assert "it was interrupted" in render.markdown(found)
 
 
-def test_an_interrupted_comparison_is_judged_by_its_whole_rounds(interrupted: Interrupted) -> None:
+def test_an_interrupted_comparison_is_judged_by_its_whole_rounds(dsn: str) -> None:
     """They are too few to be sure, which is said."""
     (pair,) = groups([queue(), queue()], [10], [1])
-    (found,) = interrupted(12, lambda setting: compare(pair, setting))
+    (found,) = interrupted(dsn, 12, lambda setting: compare(pair, setting))
     assert found.method["comparison"]["verdict"] == "no difference seen"
     assert "With fewer than 12 rounds nothing can be said" in render.markdown(found)
 
 
-def test_an_interrupted_run_without_a_whole_round_reports_nothing(interrupted: Interrupted) -> None:
+def test_an_interrupted_run_without_a_whole_round_reports_nothing(dsn: str) -> None:
     """The interruption goes on, as it came."""
     plan = groups([queue()], [1], [1])
-    assert not interrupted(3, lambda setting: measure(plan, setting))
+    assert not interrupted(dsn, 3, lambda setting: measure(plan, setting))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 
@@ -27,7 +26,6 @@ NEW = {path.stem: path for path in sorted(STRATEGIES.glob("deploy/*.sql"))}
 HEADS = {name: HEAD.match(path.read_text()) for name, path in NEW.items()}
 BROKEN = {name: found for name, found in HEADS.items() if found and found["guarantee"]}
 SOUND = sorted(NEW.keys() - BROKEN.keys())
-OLD, TEXT = REFERENCE, SKIP_LOCKED
 
 
 def verdicts(queue: Queue, server: Server, *asked: str, profile: str) -> dict[str, Judgement]:
@@ -36,23 +34,15 @@ def verdicts(queue: Queue, server: Server, *asked: str, profile: str) -> dict[st
         return judged(lab, *asked, profile=profile)
 
 
-BrokenBy = Callable[[str], Judgement]
-
-
-@pytest.fixture(scope="module")
-def broken_by(server: Server) -> BrokenBy:
+@cache
+def broken_by(name: str, server: Server) -> Judgement:
     """What breaks in the first way round that breaks the guarantee a file names."""
-
-    @cache
-    def find(name: str) -> Judgement:
-        asked = BROKEN[name]["guarantee"]
-        ways = deployment(str(OLD), str(NEW[name])).ways
-        judgements = (verdicts(way, server, asked, profile="quick")[asked] for way in ways)
-        found = next((one for one in judgements if one.verdict == "broken"), None)
-        assert found, f"{name}: broken in neither way round"
-        return found
-
-    return find
+    asked = BROKEN[name]["guarantee"]
+    ways = deployment(str(REFERENCE), str(NEW[name])).ways
+    judgements = (verdicts(way, server, asked, profile="quick")[asked] for way in ways)
+    found = next((one for one in judgements if one.verdict == "broken"), None)
+    assert found, f"{name}: broken in neither way round"
+    return found
 
 
 def test_each_says_what_it_is() -> None:
@@ -64,10 +54,10 @@ def test_each_says_what_it_is() -> None:
     "name",
     [pytest.param(name, marks=pytest.mark.sample if "fencing" in name else ()) for name in BROKEN],
 )
-def test_a_deployment_breaks_what_its_first_line_says(name: str, broken_by: BrokenBy) -> None:
+def test_a_deployment_breaks_what_its_first_line_says(name: str, server: Server) -> None:
     """Two versions, each sound by itself, break the guarantee where both run."""
     assert name.startswith(BROKEN[name]["guarantee"].replace("-", "_"))
-    found = broken_by(name)
+    found = broken_by(name, server)
     assert found.place is not None
     assert re.search(r"w1\sand\sw3\srun\s\S+\.sql,\sw2\sand\sw4\srun\s\S+\.sql;", found.story or "")
 
@@ -76,7 +66,7 @@ def test_a_deployment_breaks_what_its_first_line_says(name: str, broken_by: Brok
 def test_a_sound_deployment_is_not_accused(name: str, server: Server) -> None:
     """Neither way round breaks what two versions can do to one another's jobs."""
     asked = [*(one["guarantee"] for one in BROKEN.values()), "stale-recovery", "no-lost-job"]
-    for way in deployment(str(OLD), str(NEW[name])).ways:
+    for way in deployment(str(REFERENCE), str(NEW[name])).ways:
         found = verdicts(way, server, *asked, profile="glance")
         assert {one.verdict for one in found.values()} == {"holds"}
 
@@ -89,10 +79,10 @@ def test_the_new_version_alone_is_sound(name: str, server: Server) -> None:
     assert found.verdict == "holds"
 
 
-def test_the_story_of_a_deployment_is_told_again(broken_by: BrokenBy, command: Command) -> None:
+def test_the_story_of_a_deployment_is_told_again(server: Server, command: Command) -> None:
     """Its token finds the way round in which it was told, and replays with both files."""
     path = NEW["live_lease_moved_heartbeat"]
-    ran = command("replay", OLD, broken_by(path.stem).replay, "--with", path)
+    ran = command("replay", REFERENCE, broken_by(path.stem, server).replay, "--with", path)
     assert (ran.code, "It happened again: live-lease is broken." in ran.out) == (1, True)
 
 
@@ -113,7 +103,7 @@ def test_of_two_ways_the_worse_verdict_counts() -> None:
 
 def beside(new: str) -> Deployment:
     """Two versions: the reference, and another one."""
-    return Deployment(load_text(TEXT, "old.sql"), load_text(new, "new.sql"))
+    return Deployment(load_text(SKIP_LOCKED, "old.sql"), load_text(new, "new.sql"))
 
 
 def test_what_both_must_keep_is_no_more_than_both_promise() -> None:
@@ -123,23 +113,23 @@ def test_what_both_must_keep_is_no_more_than_both_promise() -> None:
     assert both.backoff is not None
     assert both.backoff.total_seconds() == 1
     with pytest.raises(QueueproofError, match=r"lease is 0:00:30 in old.sql and 0:01:00 in new"):
-        beside(TEXT.replace("30 seconds", "60 seconds", 1))
+        beside(SKIP_LOCKED.replace("30 seconds", "60 seconds", 1))
 
 
 def test_an_operation_that_one_version_lacks_is_asked_of_no_worker() -> None:
     """What a worker does both must have; upkeep is done by whichever version has it."""
     more = "\n-- name: promote\nUPDATE jobs SET run_at = now();\n-- name: start\nSELECT :worker;\n"
-    assert {"promote", "start"} <= beside(TEXT + more).offers
-    before, _, beat = TEXT.partition("-- name: heartbeat")
+    assert {"promote", "start"} <= beside(SKIP_LOCKED + more).offers
+    before, _, beat = SKIP_LOCKED.partition("-- name: heartbeat")
     less = before + beat[beat.index("-- name: recover") :]
     assert "heartbeat" not in beside(less).offers
-    older = load_text(TEXT.partition("-- name: cleanup")[0], "old.sql")
+    older = load_text(SKIP_LOCKED.partition("-- name: cleanup")[0], "old.sql")
     assert not Deployment(older, older).takes("cleanup")  # `init` writes none: it ended in exit 70
 
 
 def test_the_two_ways_round_have_tokens_of_their_own() -> None:
     """A digest names both versions and who runs which."""
-    one, other = beside(TEXT).ways
+    one, other = beside(SKIP_LOCKED).ways
     assert one.digest != other.digest
     assert one.cast != other.cast
     assert one.name == other.name == "old.sql with new.sql"
@@ -148,6 +138,6 @@ def test_the_two_ways_round_have_tokens_of_their_own() -> None:
 def test_a_new_version_that_does_not_work_is_tried_first(tmp_path: Path, command: Command) -> None:
     """It took the check of one way round, and the search for a remedy, before it was tried."""
     new = tmp_path / "new.sql"
-    new.write_text(TEXT.replace("RETURNING id, attempts", "RETURNING idd, attempts"))
-    ran = command("check", OLD, "--with", new, "--only", "single-claim")
+    new.write_text(SKIP_LOCKED.replace("RETURNING id, attempts", "RETURNING idd, attempts"))
+    ran = command("check", REFERENCE, "--with", new, "--only", "single-claim")
     assert (ran.code, "column" in ran.err, "seed 0" in ran.out) == (4, True, False)

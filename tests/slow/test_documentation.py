@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 import yaml
 
-from queueproof.queues.sqlfile import load
 from tests.fix_commands import without_progress
-from tests.fix_places import DOUBLE_CLAIM, ROOT
+from tests.fix_places import ROOT
 from tests.fix_programs import finished
+from tests.fix_queues import RACES, queue_file
 
 SNIPPETS = ROOT / "docs" / "ci"
 
@@ -48,7 +48,7 @@ def test_the_action_checks_a_queue_and_leaves_its_reports(tmp_path: Path) -> Non
     (tmp_path / "queueproof").symlink_to(Path(sys.executable).parents[1])
     checkout = tmp_path / "checkout"
     checkout.mkdir()
-    (checkout / "q.sql").write_text(load(DOUBLE_CLAIM).whole)
+    (checkout / "q.sql").write_text(queue_file(claim=RACES))
     ran = run(
         step["run"],
         checkout,
@@ -84,7 +84,7 @@ def test_a_snippet_gives_the_action_what_it_takes(name: str) -> None:
 def test_the_gitlab_job_s_command_writes_what_the_job_keeps(tmp_path: Path) -> None:
     """The job's check, as it stands, passes the template and leaves every file of `artifacts`."""
     job = read(SNIPPETS / "gitlab-ci.yml")["queue"]
-    command = f"queueproof init jobs.sql && {job['script'][-1]} --only backoff --profile quick"
+    command = f"queueproof init jobs.sql && {job['script'][-1]} --only server-clock --profile quick"
     ran = run(command, tmp_path, QUEUEPROOF_POSTGRES="embedded")
     assert ran.returncode == 0, ran.stderr
     kept = {*job["artifacts"]["paths"], job["artifacts"]["reports"]["junit"]}

@@ -20,7 +20,7 @@ from queueproof.postgres.server import connected
 from queueproof.postgres.watchdog import Watchdog
 from queueproof.queues.resolve import resolve
 from queueproof.run.open import open_lab
-from tests.fix_commands import Command
+from tests.fix_commands import WORKER_PROGRAM, Command
 from tests.fix_places import REFERENCE
 from tests.fix_programs import finished
 from tests.fix_server import tell
@@ -28,10 +28,7 @@ from tests.fix_server import tell
 SOUND = str(REFERENCE)
 
 
-@pytest.fixture(params=["file", "program"])
-def queue(request: pytest.FixtureRequest, worker_program: str) -> str:
-    """The reference, and the same as a program."""
-    return SOUND if request.param == "file" else worker_program
+each_queue = pytest.mark.parametrize("queue", [SOUND, WORKER_PROGRAM], ids=["file", "program"])
 
 
 def tried(queue: str, source: str, environment: dict[str, str], patch: pytest.MonkeyPatch) -> str:
@@ -51,6 +48,7 @@ NAMES = (
 )
 
 
+@each_queue
 @pytest.mark.sample
 def test_our_own_server_minds_no_environment(queue: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """With every variable leading elsewhere each operation works, and nobody calls there."""
@@ -70,6 +68,7 @@ def test_our_own_server_minds_no_environment(queue: str, monkeypatch: pytest.Mon
             elsewhere.accept()
 
 
+@each_queue
 def test_the_environment_completes_a_dsn(queue: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Host and role are the variables', for the harness and for a worker process."""
     with open_server("embedded") as server, server.database() as dsn:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import sys
 import textwrap
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -16,8 +15,8 @@ from queueproof.errors import QueueproofError, ServerUnavailableError
 from queueproof.examine.calibrate import calibrate
 from queueproof.examine.check import check_queue
 from queueproof.examine.replay import replay
+from queueproof.examine.work import Exploration
 from queueproof.guarantees.catalogue import select
-from queueproof.history.calls import Call, CallKind
 from queueproof.postgres import Server, open_server
 from queueproof.queues.sqlfile import load_text
 from queueproof.report.card import Judgement
@@ -25,15 +24,15 @@ from queueproof.run.lab import Lab
 from queueproof.run.open import open_lab, twin_of
 from queueproof.run.record import Run
 from queueproof.run.runner import Runner
-from queueproof.schedule.conditions import Conditions
+from queueproof.schedule.conditions import PLAIN, Conditions
 from queueproof.schedule.programs import Program
 from queueproof.search.explore import explore
+from tests.fix_labs import LabOf, seen
 from tests.fix_places import text_of
-from tests.fix_plays import play
-from tests.fix_programs import Begin, Eventually
+from tests.fix_plays import calls, play
+from tests.fix_programs import Begin, eventually
 from tests.fix_queues import COMPLETE, queue_file
 
-LabOf = Callable[[str], Lab]
 REFERENCE = text_of("skip_locked")
 HELD = text_of("hold_open")
 ASYNC = text_of("broken/crash_safe_async_enqueue")
@@ -56,19 +55,14 @@ SELECT id FROM jobs WHERE id = ANY (:ids) AND status = 'queued';""",
 )
 
 
-def calls(run: Run, kind: CallKind, actor: str) -> list[Call]:
-    """What an actor asked, of one kind."""
-    return [call for call in run.history.of_kind(kind) if call.actor == actor]
-
-
 def tried(lab: Lab, program: Program, budget: int = 9) -> list[Run]:
     """The runs of a program, each under another schedule."""
     return [one.run for one in explore(Runner(lab), program, budget=budget)]
 
 
-def judged(lab: Lab, profile: str = "glance") -> Judgement:
+def judged(lab: Lab) -> Judgement:
     """The verdict on crash-safe."""
-    return check_queue(lab, select(["crash-safe"]), profile=profile).guarantees[0]
+    return check_queue(lab, select(["crash-safe"]), profile="glance").guarantees[0]
 
 
 @pytest.fixture(
@@ -120,7 +114,7 @@ with open_server("embedded") as server, server.database() as conninfo:
 """
 
 
-def test_a_run_killed_in_a_restart_leaves_nothing(begin: Begin, eventually: Eventually) -> None:
+def test_a_run_killed_in_a_restart_leaves_nothing(begin: Begin) -> None:
     """Whatever the watchdog is at, the server and its directory go with the run."""
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
     process = begin(sys.executable, "-c", textwrap.dedent(RESTARTS), env=environment)
@@ -279,7 +273,8 @@ def test_every_kind_of_fault_is_evidence(lab_of: LabOf) -> None:
 
 def test_a_story_tells_whose_answer_was_lost(lab_of: LabOf) -> None:
     """A reaper that dies between two transactions, and what it left behind."""
-    judgement = judged(lab_of(TWO_STEP), "quick")
+    dies = play("w1 claims, crashes; +lease; nemesis loses 2; w2 recovers")
+    judgement = seen(lab_of(TWO_STEP), "crash-safe", Exploration(dies, PLAIN, 1, "crash-safe"))
     assert judgement.verdict == "broken"
     told = " ".join((judgement.story or "").split())
     assert "cuts w2 off from its next answer" in told

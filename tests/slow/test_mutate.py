@@ -37,6 +37,7 @@ RETURNING id;""",
 )
 NO_LOCK = "claim: `FOR UPDATE SKIP LOCKED` dropped"
 NO_SKIP = "claim: SKIP LOCKED dropped"
+SURVIVES = "complete: SET status dropped"
 
 
 def mutated(statement: str) -> dict[str, str]:
@@ -200,31 +201,34 @@ def judged(mutants: Mutants, card: Card = CARD) -> dict[str, MutantJudgement]:
 
 
 def test_a_mutant_is_killed_survives_or_is_equivalent(tmp_path: Path) -> None:
-    """A guarantee kills, and what none kills survives, unless it is known that it cannot matter."""
+    """A guarantee kills, and what none kills survives, unless it is known that it cannot matter.
+
+    What could not be asked is named.
+    """
     mutants = written(tmp_path, f'"{NO_SKIP}" = "for this test"')
     unread, lost = "claim: SET seen_at dropped", "claim: SET status dropped"
-    survives = "complete: SET status dropped"
-    found = judged(only(mutants, NO_LOCK, NO_SKIP, unread, lost, survives))
+    unknown = replace(OTHERS[0], verdict="inconclusive")
+    card = replace(CARD, guarantees=[HOLDS, unknown, *OTHERS[1:]])
+    found = judged(only(mutants, NO_LOCK, NO_SKIP, unread, lost, SURVIVES), card)
     assert (found[NO_LOCK].verdict, found[NO_LOCK].by) == ("killed", "single-claim")
     assert (found[NO_SKIP].verdict, found[NO_SKIP].reason) == ("equivalent", "for this test")
     told = found[unread].verdict, found[unread].reason
     assert told == ("equivalent", "nothing reads seen_at")
     assert (found[lost].verdict, found[lost].by) == ("killed", None)
     assert "does not work" in found[lost].reason
-    assert found[survives].verdict == "survived"
-
-
-def test_a_mutant_survives_only_what_was_asked_in_full(tmp_path: Path) -> None:
-    """What `--only` left out might have found it; what could not be asked is named."""
-    mutants = only(written(tmp_path), "complete: SET status dropped")
-    (partly,) = judged(mutants, replace(CARD, guarantees=[HOLDS])).values()
-    assert partly.verdict == "unjudged"
-    assert partly.reason.endswith(f"{len(OTHERS)} of {len(CATALOGUE)} guarantees were not asked")
-    unknown = replace(OTHERS[0], verdict="inconclusive")
-    (survivor,) = judged(mutants, replace(CARD, guarantees=[HOLDS, unknown, *OTHERS[1:]])).values()
+    survivor = found[SURVIVES]
     assert survivor.verdict == "survived"
     assert survivor.reason.endswith(f"; did not hold to begin with: {OTHERS[0].id}")
     assert f"not offered: {OTHERS[1].id}, " in survivor.reason
+
+
+def test_a_mutant_survives_only_what_was_asked_in_full(tmp_path: Path) -> None:
+    """What `--only` left out might have found it."""
+    mutants = only(written(tmp_path), SURVIVES)
+    holds = Judgement("server-clock", "holds", "seen")
+    (partly,) = judged(mutants, replace(CARD, guarantees=[holds])).values()
+    assert partly.verdict == "unjudged"
+    assert partly.reason.endswith(f"{len(OTHERS)} of {len(CATALOGUE)} guarantees were not asked")
 
 
 @pytest.mark.sample

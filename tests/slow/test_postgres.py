@@ -10,7 +10,6 @@ import shutil
 import signal
 import socket
 import socketserver
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
@@ -27,7 +26,7 @@ from queueproof.postgres import Server, local, open_server, sources, watchdog
 from queueproof.postgres.server import Conninfo, ServerFacts
 from queueproof.queues.sqlfile import load_text
 from queueproof.run.open import open_lab
-from tests.fix_programs import PATIENCE, Begin, Eventually, finished, is_gone
+from tests.fix_programs import PATIENCE, Begin, eventually, finished, is_gone
 from tests.fix_queues import queue_file
 from tests.fix_server import tell
 
@@ -133,7 +132,7 @@ def guarded(admin: str) -> str:
         "ALTER ROLE carol SET default_transaction_read_only = on",
         "SELECT pg_reload_conf()",
     )
-    return unix_socket(admin)
+    return f"{conninfo_to_dict(admin)['host']}/.s.PGSQL.5432"
 
 
 @pytest.fixture
@@ -142,11 +141,6 @@ def door(guarded: str, admin: str) -> Iterator[Door]:
     with Door(guarded) as door:
         yield door
     tell(admin, "ALTER ROLE alice RESET ALL")
-
-
-def unix_socket(conninfo: str) -> str:
-    """Return the path of a server's socket."""
-    return f"{conninfo_to_dict(conninfo)['host']}/.s.PGSQL.5432"
 
 
 def uri(door: Door, role: str = "alice", password: str = PASSWORD) -> str:
@@ -291,6 +285,17 @@ class TestDatabase:
         tell(admin, f"DROP DATABASE {taken}")
 
 
+def stub(folder: Path, initdb: str, postgres: str = "exit 1", version: str = "18.4") -> str:
+    """Make a directory of programs that are shell scripts; the source that it is."""
+    bin_directory = folder / "bin"
+    bin_directory.mkdir(mode=0o755)
+    versioned = f'[ "$1" = --version ] && echo "postgres (PostgreSQL) {version}" && exit'
+    for name, body in (("initdb", initdb), ("postgres", f"{versioned}\n{postgres}")):
+        (bin_directory / name).write_text(f"#!/bin/sh\n{body}\n")
+        (bin_directory / name).chmod(0o755)
+    return f"local:{bin_directory}"
+
+
 class TestLocal:
     """Programs that are installed."""
 
@@ -315,40 +320,23 @@ class TestLocal:
         assert "apt-get install postgresql" in message
         assert "local:/path/to/bin" in message
 
-    @pytest.fixture
-    def stub(self, temporary: Path) -> Callable[..., str]:
-        """Return a function that makes a directory of programs that are shell scripts."""
-
-        def make(initdb: str, postgres: str = "exit 1", version: str = "18.4") -> str:
-            bin_directory = temporary / "bin"
-            bin_directory.mkdir(mode=0o755)
-            versioned = f'[ "$1" = --version ] && echo "postgres (PostgreSQL) {version}" && exit'
-            for name, body in (("initdb", initdb), ("postgres", f"{versioned}\n{postgres}")):
-                (bin_directory / name).write_text(f"#!/bin/sh\n{body}\n")
-                (bin_directory / name).chmod(0o755)
-            return f"local:{bin_directory}"
-
-        return make
-
-    def test_too_old(self, stub: Callable[..., str], refusal: Refusal) -> None:
+    def test_too_old(self, temporary: Path, refusal: Refusal) -> None:
         """PostgreSQL 13 is refused before anything is started."""
-        message = refusal(stub("exit 1", version="13.22"))
+        message = refusal(stub(temporary, "exit 1", version="13.22"))
         assert message == "this is PostgreSQL 13.0; queueproof needs 14.0 or newer."
 
-    def test_full_disk(self, stub: Callable[..., str], temporary: Path, refusal: Refusal) -> None:
+    def test_full_disk(self, temporary: Path, refusal: Refusal) -> None:
         """A failing initdb is quoted, with a remedy, and what it wrote is removed."""
         writes = 'd="${1#--pgdata=}"; mkdir "$d"; echo x >"$d/PG_VERSION"'
         says = "echo 'initdb: error: could not write: No space left on device' >&2; exit 1"
-        message = refusal(stub(f"{writes}; {says}"))
+        message = refusal(stub(temporary, f"{writes}; {says}"))
         assert "No space left on device" in message
         assert "TMPDIR chooses another" in message
         assert [path.name for path in temporary.iterdir()] == ["bin"]
 
-    def test_server_does_not_start(
-        self, stub: Callable[..., str], temporary: Path, refusal: Refusal
-    ) -> None:
+    def test_server_does_not_start(self, temporary: Path, refusal: Refusal) -> None:
         """What a server wrote before it gave up is quoted."""
-        message = refusal(stub("exit 0", "echo 'FATAL:  no semaphores' >&2; exit 1"))
+        message = refusal(stub(temporary, "exit 0", "echo 'FATAL:  no semaphores' >&2; exit 1"))
         assert "FATAL:  no semaphores" in message
         assert [path.name for path in temporary.iterdir()] == ["bin"]
 
@@ -515,37 +503,12 @@ def test_source_that_nobody_knows(source: str, told: str, refusal: Refusal) -> N
     assert re.search(told, refusal(source))
 
 
-RUN = """
-import os, signal, sys, time, psycopg
-from queueproof.postgres import open_server
-
-with open_server(sys.argv[1]) as server, server.database() as conninfo:
-    with psycopg.connect(conninfo) as session:
-        if sys.argv[2:] == ["fork"] and os.fork() == 0:
-            time.sleep(60)  # a worker that outlives the run holds its pipe open
-            os._exit(0)
-        print(conninfo, flush=True)
-        signal.pause()
-"""
-
-
-@pytest.fixture
-def run(begin: Begin) -> Begin:
-    """Begins the script above in a process group of its own, as from a terminal."""
-    ours = {"PYTHONPATH": os.pathsep.join(sys.path)}
-    return lambda *arguments: begin(
-        *(sys.executable, "-c", RUN, *arguments), start_new_session=True, env=os.environ | ours
-    )
-
-
 class TestKilled:
     """However the run ends, nothing is left."""
 
     @pytest.mark.sample
     @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
-    def test_own_server(
-        self, run: Begin, temporary: Path, number: signal.Signals, eventually: Eventually
-    ) -> None:
+    def test_own_server(self, run: Begin, temporary: Path, number: signal.Signals) -> None:
         """Ctrl-C, SIGTERM and kill -9 of a run end its server and remove its directory."""
         process = run("embedded")
         pid, segment = postmaster(process.line())
@@ -554,7 +517,7 @@ class TestKilled:
         eventually(lambda: not list(temporary.iterdir()))
         eventually(lambda: not is_there(pid, segment))
 
-    def test_surviving_worker(self, run: Begin, temporary: Path, eventually: Eventually) -> None:
+    def test_surviving_worker(self, run: Begin, temporary: Path) -> None:
         """A forked worker that survives the run does not keep the server."""
         process = run("embedded", "fork")
         assert process.line()
@@ -569,16 +532,14 @@ class TestKilled:
                 shutil.rmtree(folder)
         assert not is_there(pid, segment)
 
-    def test_during_initdb(self, run: Begin, temporary: Path, eventually: Eventually) -> None:
+    def test_during_initdb(self, run: Begin, temporary: Path) -> None:
         """A run that is killed while its server is being made leaves nothing."""
         process = run("embedded")
         eventually(lambda: any(temporary.glob("*/data/PG_VERSION")))
         process.kill()
         eventually(lambda: not list(temporary.iterdir()))
 
-    def test_somebodys_database(
-        self, run: Begin, admin: str, before: object, door: Door, eventually: Eventually
-    ) -> None:
+    def test_somebodys_database(self, run: Begin, admin: str, before: object, door: Door) -> None:
         """After kill -9 the database on somebody's server is dropped."""
         process = run(uri(door))
         assert process.line()
@@ -586,9 +547,7 @@ class TestKilled:
         process.kill()
         eventually(lambda: before == databases(admin))
 
-    def test_database_that_appears_late(
-        self, run: Begin, admin: str, door: Door, eventually: Eventually
-    ) -> None:
+    def test_database_that_appears_late(self, run: Begin, admin: str, door: Door) -> None:
         """A database whose creation ends only after kill -9 is dropped all the same."""
         before = databases(admin)
         waiting = "SELECT count(*) FROM pg_locks WHERE NOT granted"

@@ -12,12 +12,11 @@ import time_machine
 from queueproof.errors import QueueError
 from queueproof.examine.check import check_queue
 from queueproof.guarantees.catalogue import select
-from queueproof.postgres import Server
 from queueproof.queues import processclock
 from queueproof.queues.model import Claim, JobRow, Operation, Queue, State, Step, Value
 from queueproof.run import wallclock
-from queueproof.run.open import open_lab
-from tests.fix_labs import judged
+from queueproof.run.lab import Lab
+from tests.fix_labs import LabOf, judged
 
 ASKED = ("single-claim", "claim-limit", "stale-recovery", "live-lease", "fencing")
 STATES: dict[str, State] = {"q": "queued", "r": "running", "c": "completed", "f": "failed"}
@@ -113,10 +112,9 @@ class NoFence(SkipLocked):
     mine = "id = :id AND state = 'r' AND :attempt::int > 0"
 
 
-def verdicts_of(queue: Queue, server: Server, *asked: str) -> dict[str, str]:
+def verdicts_of(lab: Lab, *asked: str) -> dict[str, str]:
     """Guarantee id to verdict."""
-    with open_lab(queue, server) as lab:
-        return {name: one.verdict for name, one in judged(lab, *asked, profile="glance").items()}
+    return {name: one.verdict for name, one in judged(lab, *asked, profile="glance").items()}
 
 
 @pytest.mark.parametrize(
@@ -124,9 +122,9 @@ def verdicts_of(queue: Queue, server: Server, *asked: str) -> dict[str, str]:
     [(SkipLocked(), None), (NoLock(), "single-claim"), (NoFence(), "fencing")],
     ids=lambda queue: type(queue).__name__,
 )
-def test_a_class_is_judged_like_a_file(server: Server, queue: Queue, broken: str | None) -> None:
+def test_a_class_is_judged_like_a_file(lab_of: LabOf, queue: Queue, broken: str | None) -> None:
     """The sound class keeps every guarantee; one with a planted defect breaks that one alone."""
-    verdicts = verdicts_of(queue, server, *ASKED)
+    verdicts = verdicts_of(lab_of(queue), *ASKED)
     assert verdicts == {name: "broken" if name == broken else "holds" for name in ASKED}
 
 
@@ -158,9 +156,9 @@ class OwnClock(SkipLocked):
         return claims
 
 
-def test_a_clock_of_its_own_is_trusted_only_as_far_as_it_is_right(server: Server) -> None:
+def test_a_clock_of_its_own_is_trusted_only_as_far_as_it_is_right(lab_of: LabOf) -> None:
     """A class that asks its process for the time recovers in time, and steals once it is wrong."""
-    verdicts = verdicts_of(OwnClock(), server, "stale-recovery", "retry-bound", "server-clock")
+    verdicts = verdicts_of(lab_of(OwnClock()), "stale-recovery", "retry-bound", "server-clock")
     assert verdicts == {"stale-recovery": "holds", "retry-bound": "holds", "server-clock": "broken"}
 
 
@@ -173,13 +171,13 @@ def test_a_clock_of_its_own_is_trusted_only_as_far_as_it_is_right(server: Server
     ids=["the database's", "its own"],
 )
 def test_a_clock_that_cannot_be_set_leaves_the_question_open(
-    server: Server, monkeypatch: pytest.MonkeyPatch, queue: Queue, asked: list[str]
+    lab_of: LabOf, monkeypatch: pytest.MonkeyPatch, queue: Queue, asked: list[str]
 ) -> None:
     """Rule 25: without what moves a process' clock that is not offered, which says what to do."""
     monkeypatch.setattr(wallclock, "MOVABLE", False)
-    with open_lab(queue, server) as lab:
-        card = check_queue(lab, select(asked), profile="glance")
-        named = check_queue(lab, select(asked), profile="glance", named=asked[:1])
+    lab = lab_of(queue)
+    card = check_queue(lab, select(asked), profile="glance")
+    named = check_queue(lab, select(asked), profile="glance", named=asked[:1])
     found = {one.id: one for one in card.guarantees}
     assert {name for name in asked if found[name].verdict != "holds"} == {asked[0]}
     assert found[asked[0]].verdict == "not-offered"
@@ -200,12 +198,11 @@ class Copies(SkipLocked):
 
 @pytest.mark.sample
 @pytest.mark.parametrize("copy", ["COPY jobs TO STDOUT", "COPY jobs FROM STDIN"])
-def test_a_copy_is_refused(server: Server, monkeypatch: pytest.MonkeyPatch, copy: str) -> None:
+def test_a_copy_is_refused(lab_of: LabOf, monkeypatch: pytest.MonkeyPatch, copy: str) -> None:
     """Nobody sends data or reads it: the check ends with one message instead of never."""
     monkeypatch.setattr(Copies, "copy", copy)
-    refused = pytest.raises(QueueError, match="COPY from or to the client is no step")
-    with open_lab(Copies(), server) as lab, refused:
-        check_queue(lab, select(["order"]), profile="quick")
+    with pytest.raises(QueueError, match="COPY from or to the client is no step"):
+        check_queue(lab_of(Copies()), select(["order"]), profile="quick")
 
 
 def test_a_clock_that_starts_late_is_put_right(monkeypatch: pytest.MonkeyPatch) -> None:

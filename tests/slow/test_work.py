@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from concurrent.futures import wait
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import asdict
@@ -28,9 +28,10 @@ from queueproof.run.lab import Lab
 from queueproof.run.open import open_lab
 from queueproof.schedule.actors import identities, identity
 from queueproof.schedule.conditions import PLAIN
+from tests.fix_labs import LabOf
 from tests.fix_places import SKIP_LOCKED, STRATEGIES
 from tests.fix_plays import play
-from tests.fix_programs import Eventually
+from tests.fix_programs import eventually
 from tests.fix_queues import queue_file
 
 RACE = play("w1 claims | w2 claims", 2)
@@ -78,10 +79,9 @@ def die() -> None:
 
 
 @pytest.fixture
-def lab(server: Server) -> Iterator[Lab]:
+def lab(lab_of: LabOf) -> Lab:
     """A queue that hands a job out twice."""
-    with open_lab(load(STRATEGIES / "select_then_update.sql"), server) as lab:
-        yield lab
+    return lab_of(STRATEGIES / "select_then_update.sql")
 
 
 @pytest.mark.sample
@@ -106,7 +106,7 @@ def test_what_nobody_has_done_is_done_here(lab: Lab) -> None:
 
 
 def test_processes_that_are_frozen_are_not_waited_for(
-    lab: Lab, monkeypatch: pytest.MonkeyPatch, eventually: Eventually
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What they were to do is done here, and they are gone at the end."""
     offer = calibrate(lab)
