@@ -101,7 +101,7 @@ SINGLE = CLAIM.replace(":limit", "1").replace("(limit)", "")
         ("skip_locked", 1000, HOLD, None),
         ("for_update", 10, HOLD, None),
         ("hold_open", 1, HOLD, None),
-        ("hold_open", 10, 0.0, "takes one job"),
+        ("hold_open", 10, 0.0, "one transaction open per job"),
         ("select_then_update", 10, 0.0, None),
         ("select_then_update", 1, HOLD, "more than one transaction"),
         ("without a limit", 1, 0.0, None),
@@ -437,7 +437,7 @@ def test_what_fails_is_told(ground: Ground, wrong: SqlFileQueue | WorkerQueue, t
 
 def test_what_is_not_applicable_is_not_prepared(ground: Ground) -> None:
     """The reason is in the error."""
-    with pytest.raises(NotApplicableError, match="takes one job"):
+    with pytest.raises(NotApplicableError, match="one transaction open per job"):
         ground.prepare(strategy("hold_open"), Shape(10, 1), 1)
 
 
