@@ -285,14 +285,15 @@ def first_line(before: str, after: str) -> int:
         before: The text.
         after: The other one; of the same text it is 0.
     """
-    for tag, at, upto, _, _ in _opcodes(before, after):
+    return next((at + (upto > at) for at, upto, _, _ in _differing(before, after)), 0)
+
+
+def _differing(before: str, after: str) -> Iterator[tuple[int, int, int, int]]:
+    """The lines from and up to which two texts differ: those of one, and of the other."""
+    same = SequenceMatcher(None, before.splitlines(), after.splitlines())
+    for tag, at, upto, begin, end in same.get_opcodes():
         if tag != "equal":
-            return at + (upto > at)
-    return 0
-
-
-def _opcodes(before: str, after: str) -> Sequence[tuple[str, int, int, int, int]]:
-    return SequenceMatcher(None, before.splitlines(), after.splitlines()).get_opcodes()
+            yield at, upto, begin, end
 
 
 def said(before: str, fix: Fix, name: str) -> str:
@@ -305,9 +306,7 @@ def said(before: str, fix: Fix, name: str) -> str:
     """
     old, new = before.splitlines(), fix.text.splitlines()
     lines: list[str] = []
-    for tag, at, upto, begin, end in _opcodes(before, fix.text):
-        if tag == "equal":
-            continue
+    for at, upto, begin, end in _differing(before, fix.text):
         # The space keeps `-` and an SQL comment apart from the `---` of a diff's header.
         lines += [f"  {line}" for line in old[at - 1 : at] if upto == at]
         lines += [f"- {line}" for line in old[at:upto]] + [f"+ {line}" for line in new[begin:end]]

@@ -248,10 +248,9 @@ class Lives(Watcher):
             life.claims += call.kind == "claim"
             if call.kind == "enqueue":
                 life.bound = call.bound or FOREVER
-        for ref in call.refs if call.kind in {"complete", "complete_many", "fail"} else ():
-            if call.answer_for(ref) == "accepted":
-                life = self._lives[ref.job]
-                life.done, life.running = life.done or call.kind != "fail", False
+        for job in call.accepted if call.kind in {"complete", "complete_many", "fail"} else ():
+            life = self._lives[job]
+            life.done, life.running = life.done or call.kind != "fail", False
 
     def hindered_now(self) -> Hindrance:
         """What could not run when the last call was invoked; after that: what it left."""
