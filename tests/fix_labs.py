@@ -40,7 +40,7 @@ def judged(lab: Lab, *ids: str, profile: str = "quick") -> dict[str, Judgement]:
 
 
 def seen(lab: Lab, name: str, unit: Exploration | Probing) -> Judgement:
-    """What a check says of a guarantee that has done no more than one unit of its work."""
+    """A check's word on a guarantee, of which it has done no more than one unit of work."""
     findings = Findings(lab, calibrate(lab), 0)
     if isinstance(unit, Probing):
         findings.probed[name] = findings.crew.probe(unit, untold)

@@ -37,7 +37,7 @@ def play(text: str, jobs: int | Sequence[JobSpec] = 1, reserve: int = 0) -> Prog
 
 
 def calls(run: Run, kind: CallKind, actor: str) -> list[Call]:
-    """What an actor asked, of one kind."""
+    """An actor's calls of one kind."""
     return [call for call in run.history.of_kind(kind) if call.actor == actor]
 
 

@@ -192,7 +192,7 @@ class Steps(NamedTuple):
 
 
 class Finding(NamedTuple):
-    """What broke a guarantee in a real library.
+    """A break of a guarantee in a real library.
 
     Attributes:
         title: Of the library, with its version.

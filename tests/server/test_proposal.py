@@ -159,7 +159,7 @@ def proposal(folder: Path, dsn: str, schema: str, table: str | None = None) -> P
 
 
 def proposed(folder: Path, dsn: str, schema: str, table: str | None = None) -> str:
-    """What is proposed for a schema, written to `q.sql`, of which every operation must work."""
+    """A schema's proposal, written to `q.sql`, of which every operation must work."""
     found = proposal(folder, dsn, schema, table)
     assert found.rejected is None
     (folder / "q.sql").write_text(found.text)

@@ -294,7 +294,7 @@ class Queue(Facts):
     sends_time: bool = False
     """Whether its SQL is given the time by its worker."""
     draws_lots: bool = False
-    """Whether its SQL draws random numbers, whose seed a session can be given."""
+    """True where its SQL draws random numbers: a session can be given their seed."""
     joins_transactions: bool = False
     """Whether its enqueue may run inside a transaction of its producer's."""
     keeps_state: bool = True

@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 
-# Functions and views by which SQL learns which backends there are.
 _RANDOM = re.compile(r"\brandom(_normal)?\s*\(", re.IGNORECASE)
+# Functions and views by which SQL learns which backends there are.
 _BACKENDS = re.compile(r"\bpg_\w*(stat_|backend|locks|blocking)|\binet_client", re.IGNORECASE)
 # What all databases of a server have in common; and functions that nobody here can read.
 _CLUSTER = re.compile(

@@ -19,7 +19,7 @@ LINE = 17  # pixels; so are the others
 CHAR = 7.3  # of a monospace font of 12 px, the widest of the usual ones
 MARGIN = 46  # for the numbers
 WIDE = 940  # of all columns, where they do not need more
-NARROWEST, WIDEST = 190, 330  # of a column: 80 columns of a terminal hold two, too
+NARROWEST, WIDEST = 190, 330  # of one column
 BAR = 7  # of what a worker holds
 PAD = 8  # between a box and its words
 
