@@ -216,7 +216,7 @@ def test_a_queue_with_more_work_per_claim_is_slower(dsn: str) -> None:
 
 
 def interrupted(dsn: str, times: int, run: Callable[[Setting], object]) -> list[BenchReport]:
-    """The part that is kept of a run, which is interrupted when it has said so often how far it is."""
+    """The part that is kept of a run, interrupted when it has said so often how far it is."""
     kept: list[BenchReport] = []
     left = iter(range(times - 1))
 
