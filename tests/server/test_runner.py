@@ -339,6 +339,19 @@ def test_what_a_batch_was_refused_for_is_not_over(lab_of: LabOf) -> None:
     assert check(history, declare(offered(lab))).violations == []
 
 
+def test_what_beats_after_its_end_is_not_over(lab_of: LabOf) -> None:
+    """Without a list of jobs an accepted heartbeat is all that says that the job goes on."""
+    revives = "UPDATE jobs SET status = 'running', locked_at = now() WHERE id = :id;\n\n"
+    begun, _, _ = SKIP_LOCKED.partition("-- name: heartbeat")
+    recover = SKIP_LOCKED[
+        SKIP_LOCKED.index("-- name: recover") : SKIP_LOCKED.index("-- name: jobs")
+    ]
+    lab = lab_of(f"{begun}-- name: heartbeat(id)!\n{revives}{recover}")
+    history = Runner(lab).run(play("w1 claims; w1 completes; (w1) beats")).history
+    (violation,) = check(history, declare(offered(lab))).violations
+    assert violation.guarantee == "final-state"
+
+
 def test_what_was_taken_back_may_wait_as_long_as_it_is_seen_to(lab_of: LabOf) -> None:
     """Rule 14: the job of a dead worker is queued for three days, and comes then."""
     lab = lab_of(LATER)

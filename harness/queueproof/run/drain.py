@@ -178,13 +178,13 @@ class Drain:
                 listed = any(state in {"queued", "running"} for state in call.states.values())
                 return listed or self._leaves_out(call.states)
         left = set[str]()
-        for call in self._history.calls:
+        for call in sorted(self._history.calls, key=lambda call: call.returned or 0):
             if call.kind in {"enqueue", "claim", "recover"}:
                 left.update(call.ids)
             elif call.kind in {"complete", "complete_many"}:
                 left -= call.accepted
-            elif call.kind == "fail":
-                left |= call.accepted  # it may be tried again, even if done
+            elif call.kind in {"fail", "heartbeat"}:
+                left |= call.accepted  # it may be tried again or go on, even if done
         return bool(left)
 
     def _leaves_out(self, states: Mapping[str, State]) -> bool:
