@@ -114,6 +114,8 @@ def must_hold(
     """
     if guarantee not in CATALOGUE:
         raise QueueproofError(f"{guarantee!r} is no guarantee; see `queueproof guarantees`")
+    if program is None and guarantee not in PROBES:
+        raise QueueproofError(f"what breaks {guarantee} is a run: give must_hold its program")
     target = resolve(os.fspath(queue))
     with open_server(postgres, trust=trust) as server, open_lab(target, server) as lab:
         if program is None:

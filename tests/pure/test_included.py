@@ -253,6 +253,9 @@ def test_a_block_that_is_empty_here_is_not_offered(base: Path) -> None:
     base.write_text(f"{BASE}\n-- name: fail\n")
     with pytest.raises(FormatError, match="block fail is empty"):
         load(base)
+    base.write_text(BASE)
+    with pytest.raises(FormatError, match=r"over\.sql:4: an empty block .* is without claim"):
+        load(over(base, blocks="-- name: claim\n"))
 
 
 def test_what_a_file_extends_may_extend_another(base: Path) -> None:
@@ -262,6 +265,9 @@ def test_what_a_file_extends_may_extend_another(base: Path) -> None:
     assert load(over(path, "max_attempts = 2")).lease_seconds == 60
     base.write_text('-- /// queue\n-- extends = "middle.sql"\n-- ///\n')
     with pytest.raises(FormatError, match=r"base\.sql:2: extends: .*middle\.sql is this file, or"):
+        load(path)
+    base.write_text("# A page about queues\n")
+    with pytest.raises(FormatError, match=r"middle\.sql:2: extends: .*base\.sql is no queue file"):
         load(path)
     base.unlink()
     with pytest.raises(FormatError, match=r"middle\.sql:2: extends: .*base\.sql: No such file"):

@@ -363,7 +363,7 @@ def test_required_blocks_are_missed(name: str) -> None:
         (b"\xef\xbb\xbf-- x", ":1: the file begins with a byte order mark"),
         (b"", ":1: there is no block schema; write `-- name: schema#`, or include ="),
         (b"\x1f\x8b\x08\xff", ":1: this is compressed by gzip; make it SQL: gunzip"),
-        (b"PGDMP\x01\xff", ":1: this is pg_dump's custom format; make it SQL: pg_restore -f"),
+        (b"PGDMP\x01\0", ":1: this is pg_dump's custom format; make it SQL: pg_restore -f"),
     ],
 )
 def test_files_that_cannot_be_read(tmp_path: Path, content: bytes | None, says: str) -> None:

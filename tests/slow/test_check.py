@@ -254,6 +254,8 @@ def test_what_a_queue_does_not_offer_is_no_pass() -> None:
     with pytest.raises(AssertionError, match="does not offer heartbeat, which the program does"):
         must_hold("single-claim", queue, program=play("w1 beats"))
     explodes = play("w1 beats")._replace(stages=((("w1", (testing.Do("explode"),)),),))  # type: ignore[arg-type]
+    with pytest.raises(QueueproofError, match="breaks single-claim is a run: give must_hold its"):
+        must_hold("single-claim", queue)
     with pytest.raises(QueueproofError, match='kind is "explode", and not one of: enqueue, cl'):
         must_hold("single-claim", queue, program=explodes)
 

@@ -377,6 +377,7 @@ def test_sql_that_the_server_rejects_exits_4(check: Command, tmp_path: Path) -> 
         (ExceptionGroup("flaky", [ValueError(), ConnectionLostError("x")]), 4, "went away"),
         (OSError(28, "No space left on device"), 4, "the disk is full"),
         (OSError(24, "Too many open files"), 4, "no more files may be open (ulimit -n)"),
+        (MemoryError(), 4, "there is no memory left, or no more threads may run"),
         (ServerError("53100", "could not extend file"), 4, "disk of the PostgreSQL server is full"),
         (ServerError("42883", "function x() does not exist"), 4, "Does the queue's SQL change the"),
         (RuntimeError("oh\nno"), 70, "internal error: RuntimeError: oh no"),

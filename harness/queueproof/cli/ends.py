@@ -172,6 +172,8 @@ def _outage(error: BaseException) -> str | None:
     detail = " ".join(str(error).split())
     if state == "53100":
         return f"the disk of the PostgreSQL server is full: {detail}"
+    if isinstance(error, MemoryError) or "can't start new thread" in detail:
+        return "there is no memory left, or no more threads may run (ulimit -v, ulimit -u)"
     if isinstance(error, OSError) and error.errno in _REFUSED:
         return f"{_REFUSED[error.errno]}: {detail}"
     lost = isinstance(error, ConnectionLostError | psycopg.OperationalError)

@@ -167,6 +167,12 @@ _UNMARKED = re.compile(r"[ \t]*--[ \t]*name[ \t]+(\w+)(?:[ \t]*[(!#].*)?[ \t]*")
 _MARKER_LINE = re.compile(rf"^{MARKER.pattern}$", re.MULTILINE)
 
 
+_NO_TEXT = {
+    b"PGDMP": "this is pg_dump's custom format; make it SQL: pg_restore -f schema.sql FILE",
+    b"\x1f\x8b": "this is compressed by gzip; make it SQL: gunzip -k FILE",
+}
+
+
 def read(path: Path) -> str:
     """The text of a file.
 
@@ -177,16 +183,14 @@ def read(path: Path) -> str:
         content = waits.contents(path)
     except OSError as error:
         raise QueueError(f"{path}: {error.strerror or error}") from None
+    for magic, message in _NO_TEXT.items():
+        if content.startswith(magic):
+            raise QueueError(message, Source(path, 1))
     try:
         return content.decode()
     except UnicodeDecodeError as error:
         line = content.count(b"\n", 0, error.start) + 1
-        message = "the file is not UTF-8; save it as UTF-8"
-        if content.startswith(b"PGDMP"):
-            message = "this is pg_dump's custom format; make it SQL: pg_restore -f schema.sql FILE"
-        if content.startswith(b"\x1f\x8b"):
-            message = "this is compressed by gzip; make it SQL: gunzip -k FILE"
-        raise QueueError(message, Source(path, line)) from None
+        raise QueueError("the file is not UTF-8; save it as UTF-8", Source(path, line)) from None
 
 
 def blocks_of(file: QueueText) -> list[Block]:
@@ -362,7 +366,7 @@ def _unknown(block: str, own: frozenset[str], name: str, *, first: bool) -> str:
     if block in _OF_A_BATCH:
         return f"{block} takes the claims' columns as arrays, {ARRAYS}: did you mean :{name}s?"
     if not own and first:
-        return f"{block} takes no parameters, and uses :{name}"
+        return f"{block} takes no parameters, and uses :{name}; psql's variables are not filled in"
     near = get_close_matches(name.lower(), own, n=1)
     told = meant(name, near) if near else f"{block} may use {listed(sorted(own))}"
     if not near and not first:

@@ -10,7 +10,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from queueproof.errors import QueueError, Source
+from queueproof.errors import FormatError, QueueError, Source
 from queueproof.queues import sqltext
 from queueproof.queues.filetext import MARKER, QueueText, read
 from queueproof.queues.header import Header, facts_of, header_lines
@@ -24,6 +24,7 @@ _NAME = re.compile(r"\s*([\w-]*)")
 _TABLE = re.compile(r"[\s-]*\[")  # of a header's line, with its mark or without
 
 
+REQUIRED = ("enqueue", "claim")
 DEEPEST = 50  # files, of which each extends the next
 
 
@@ -69,6 +70,12 @@ def whole(file: QueueText, beneath: frozenset[str] = frozenset()) -> QueueText:
             raise
         file.fail(at, f"{EXTENDS}: {error}")
     own, other = _parts(file), _parts(base)
+    if not other.blocks and not other.entries:
+        file.fail(at, f"{EXTENDS}: {path} is no queue file: it has neither a header nor a block")
+    for name, block in own.blocks.items():
+        if name in REQUIRED and _is_empty(block):
+            message = f"an empty block takes away what {path} has, and no queue is without {name}"
+            raise FormatError(message, block[0].source)
     if INCLUDE in other.entries:
         other.entries[INCLUDE] = _moved(other.entries[INCLUDE], path.parent, file.path.parent)
     fence = own.entries.pop(EXTENDS)[0].source
