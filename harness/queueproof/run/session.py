@@ -261,7 +261,8 @@ class LibpqSession(Session):
             self.pgconn.enter_pipeline_mode()
             for sql in self._ahead:
                 self._query(sql)
-                self._sync()
+            if self._ahead:
+                self._sync()  # once: each is sent at once, and wakes the server
             self._ahead.clear()
         if begin:
             self._query("BEGIN")
