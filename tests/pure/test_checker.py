@@ -442,6 +442,12 @@ CRASHED = "w1 claims 1; w1 crashes; "
     beside a job of yet another it is starved
         enqueue 1 queue=other; enqueue 2; enqueue 3 queue=third; +2; sweep; +31; w1 runs 2; sweep;
         left 1=queued 2=completed 3=queued => no-starvation
+    beside one that has no attempt left a job is starved
+        enqueue 1 2 bound=1; w1 claims 1; w1 fails 1; +2; sweep; +31; sweep; left 1=failed 2=queued
+        => no-starvation
+    but not beside what a cleanup has taken since
+        enqueue 1 2 bound=1; w1 claims 1; w1 fails 1; cleanup; +2; sweep; +31; sweep; left 2=queued
+        => no-lost-job
     beside a cap that is not full a job is starved
         enqueue 1 2; w1 claims 1; +2; w1 crashes; sweep; +31; recover 1; w2 runs 1 2; all completed
         => no-starvation where cap=2

@@ -101,7 +101,7 @@ class Life:
         looks: Around cleanups.
         bound: Most attempts; None while no enqueue has named it.
         claims: How often it was claimed.
-        done: Whether it was completed.
+        done: Whether it was completed, or may have been cleaned up.
         running: Whether it was claimed and has neither ended nor been recovered since.
     """
 
@@ -222,6 +222,8 @@ class Lives(Watcher):
                 self._recovering += 1
             case "cleanup":
                 self.cleaned = True
+                for life in self._lives.values():
+                    life.done = life.done or (life.hindered == "spent" and not life.running)
             case "sweep":
                 self._sweeps.append(Act(call, "sweep"))
                 self.hindrances[call.index] = self.hindered_now()
