@@ -86,7 +86,7 @@ def print_card(out: Output, card: Card, aside: Aside = nullcontext) -> None:
         print_story(out, text.removeprefix(f"{judgement.id}: ") if out.is_terminal else text)
         if story == judgement.stories[-1]:
             mend = judgement.remedy or remedy(judgement.id, judgement.told)
-            for n, piece in enumerate(with_code(f"\nHow to mend it: {mend}")):
+            for n, piece in enumerate(with_code(f"\nHow to fix it: {mend}")):
                 out.say(_coloured(f"\n{piece}\n")) if n % 2 else out.prose(piece)
     out.say()
 
@@ -110,7 +110,7 @@ def print_breaks(out: Output, card: Card, replay: str, *, named: bool, mend: str
         safe = judgement.remedy or remedy(judgement.id, judgement.told)
         first = _FIRST_SENTENCE.split(with_code(safe)[0])[0]
         out.say(Text.assemble((name, STYLES["broken"]), f"  {where.rpartition('/')[2]}"))
-        for line in (story.reason, f"Mend: {first}"):
+        for line in (story.reason, f"Fix: {first}"):
             wrapped = wrap(
                 line,
                 out.width,
@@ -213,9 +213,10 @@ def print_mended(out: Output, mended: Mended, profile: str, shown: str = "") -> 
     """
     if mended.diff:
         lines = counted(mended.lines, "lines")
-        told = f"Mended: {', '.join(mended.mended)}, by {lines}"
-        told += "" if mended.card else ", before the search was interrupted"
-        out.say(Text(f"{told}, the best of {counted(mended.tried, 'candidates')}:", style="bold"))
+        tried = f"Tried {counted(mended.tried, 'candidates')}"
+        tried += "" if mended.card else ", until the search was interrupted"
+        told = f"Mended: {', '.join(mended.mended)}. {lines} changed. {tried}; this is the best:"
+        out.say(Text(told, style="bold"))
         for change in mended.what:
             out.say(f"  {change}")
         out.say()
