@@ -90,7 +90,7 @@ def facts(guarantee: Guarantee) -> dict[str, str]:
         "Why it matters": f"{guarantee.why[0].upper()}{guarantee.why[1:]}.",
         "Also called": f"{guarantee.called}.",
         "How it breaks": guarantee.wild,
-        "How to mend it": guarantee.safe,
+        "How to fix it": guarantee.safe,
         "See": guarantee.source,
         "How it is checked": " ".join(_checked(guarantee)),
         "What it needs of a queue": f"{asks}.",
@@ -101,8 +101,8 @@ def _checked(guarantee: Guarantee) -> Iterator[str]:
     """How it is checked, as its record has it."""
     if guarantee.programs:
         yield (
-            "Short programs of its own are run, in many interleavings where actors race, and"
-            " random ones beside them."
+            "queueproof runs short programs written for this guarantee, and random ones. Where"
+            " workers race, it runs each in many orders."
         )
     if guarantee.faults:
         kinds = ", ".join(fault.several for fault in FAULTS.values())
@@ -116,7 +116,10 @@ def _checked(guarantee: Guarantee) -> Iterator[str]:
     if guarantee.probe:
         yield _MEASURED[guarantee.probe]
     if guarantee.lacking:
-        yield f"A pass needs evidence, {guarantee.lacking}: without any it is inconclusive."
+        yield (
+            f"It holds only if there was evidence: {guarantee.lacking}. Without any it is"
+            " inconclusive."
+        )
 
 
 def explain(guarantee: Guarantee, width: int = WIDTH) -> str:

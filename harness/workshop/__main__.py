@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from importlib.resources import as_file, files
 from pathlib import Path
@@ -28,29 +28,31 @@ ROUNDS, SECONDS = 3, 0.5  # for a run of ten minutes
 CONVOY = (REFERENCE, "for_update", "nowait")
 HOLD = 0.005  # seconds
 INTRODUCTION = """\
-**Use skip_locked. Take lease_batch only if claims are your bottleneck.** The names on this page:
+**Use skip_locked. With many workers, claim at most 10 jobs at a time. Take lease_batch only if
+claims are your bottleneck.** All figures are from {cores} cores, which the server shares with the
+load. The names on this page:
 
 - skip_locked: one UPDATE with FOR UPDATE SKIP LOCKED.
 - lease_batch: one lease for all jobs of a claim.
 - lease_table: a claim moves the job to another table.
 - for_update: the same as skip_locked, but without SKIP LOCKED.
 - at_most_once: unsafe, and here only to show what is possible at most.
+
+lease_batch and lease_table complete a batch and claim the next one in one statement
+(`complete_and_claim`). The other strategies send two statements.
 """
 WHY = {
     REFERENCE: (
-        "Each claim reads the index from its front, past all jobs that others hold."
-        " [The FAQ](../docs/about/faq.md) has the counts and a remedy."
-    ),
-    "lease_batch": (
-        "lease_batch and lease_table complete a batch and claim the next one in one statement"
-        " (`complete_and_claim`). The other strategies send two statements."
+        "Each claim reads the index from its front, past all jobs that others hold"
+        " ([the counts](../docs/about/faq.md))."
     ),
 }
 """Why the figures are what they are, which figures cannot say, by queue."""
 GUARANTEES = "../harness/queueproof/guarantees"
 LINKS = (
-    "Every number of this run, with latencies, counters and the method:"
-    " [all figures](throughput-figures.md). Which of these queues is correct:"
+    "What vacuum and an old transaction do to a queue that runs for longer:"
+    " [Old snapshots](old-snapshot.md). Every number of this run, with latencies, counters and the"
+    " method: [all figures](throughput-figures.md). Which of these queues is correct:"
     " [Conformance](conformance.md). How to measure your own:"
     " [Measure a queue](../docs/howto/bench.md)."
 )
@@ -144,29 +146,33 @@ def _beside(report: BenchReport) -> list[str]:
             f" the jobs/s of {waiting.queue}, which breaks"
             f" [`non-blocking`]({GUARANTEES}#non-blocking)."
         )
-    each = [
-        f"In batches of {shape.batch}: {', '.join(_multiples(known, shape))}."
-        for shape in (Shape(1, 4), Shape(100, 4))
-        if list(_multiples(known, shape))
-    ]
-    if each:
-        told.append(
-            f"**Libraries**, 4 workers, relative to {REFERENCE} = 1. {' '.join(each)} Procrastinate"
-            " claims one job at a time, so larger batches do not help it. A library does more for"
-            " each job, and its figure includes its driver and its process. The strategies run as"
-            " plain SQL."
-        )
+    shapes = Shape(1, 4), Shape(100, 4)
+    one, many = (_multiples(known, shape) for shape in shapes)
+    if one:
+        rows = [f"| {name} | {one[name]} | {many.get(name, 'n/a')} |" for name in one]
+        heads = " | ".join(f"batch {shape.batch}" for shape in shapes)
+        told += [
+            f"**Libraries do more for each job.** 4 workers; jobs/s relative to {REFERENCE}:",
+            "\n".join([f"| library | {heads} |", "| --- | ---: | ---: |", *rows]),
+            (
+                "A library's figure includes its driver and its process. The strategies run as"
+                " plain SQL. Procrastinate claims one job at a time, so larger batches do not help"
+                " it."
+            ),
+        ]
     return told
 
 
-def _multiples(known: Mapping[tuple[str, Shape], Series], shape: Shape) -> Iterator[str]:
+def _multiples(known: Mapping[tuple[str, Shape], Series], shape: Shape) -> dict[str, str]:
     """Each library beside the reference under a load, the fastest first."""
     base = known.get((REFERENCE, shape))
     libraries = [known[queue, at] for queue, at in known if at == shape and LIBRARY in queue]
     if base is None:
-        return
-    for one in sorted(libraries, key=lambda one: -one.rate):
-        yield f"{one.queue.removesuffix(LIBRARY)} {numbers.median(one.ratios(base))}"
+        return {}
+    return {
+        one.queue.removesuffix(LIBRARY): f"{numbers.median(one.ratios(base))}x"
+        for one in sorted(libraries, key=lambda one: -one.rate)
+    }
 
 
 def _linked(table: str) -> str:
@@ -187,7 +193,7 @@ def pages(report: BenchReport) -> dict[str, str]:
     whole = render.markdown(report, "throughput.svg", _beside(report), WHY)
     answers, mark, others = whole.partition("## Claim latency")
     title, _, answers = answers.partition("\n\n")
-    first = f"{title}\n\n{INTRODUCTION}\n"
+    first = f"{title}\n\n{INTRODUCTION.format(cores=report.method['cores'])}\n"
     rest = "# Throughput: all figures\n\nWhat they come to: [Throughput](throughput.md).\n\n"
     return {
         "throughput.md": f"{first}{_linked(answers)}{LINKS}\n",

@@ -34,7 +34,16 @@ from queueproof.report import page, text
 from queueproof.report.data import from_data
 from queueproof.report.draw import STYLE, draw
 from queueproof.report.story import Story, Told
-from scenarios.matrix import MARKS, STORIES, StoryLine, stories, typed
+from scenarios.matrix import (
+    MARKS,
+    NAMES,
+    REMARKS,
+    STORIES,
+    StoryLine,
+    read_remarks,
+    stories,
+    typed,
+)
 
 ROOT = Path(__file__).parents[2]
 PAGES: Mapping[str, str] = {
@@ -81,9 +90,11 @@ SEARCH: dict[str, float] = {
 }
 SEARCH |= {
     "about/contributing": 0.5,
+    "results/conformance": 4,
     "results/controls": 0.5,
     "reference/": 0.7,
     "queues/": 0,
+    "stories/all": 2,  # by the name of a library
     "stories/": 0,
 }
 """What a hit on a page counts for in the search, by how its place begins; 0: it is left out."""
@@ -335,13 +346,14 @@ def _guarantee(guarantee: Guarantee) -> str:
             f"[The command that replays it](../stories/{guarantee.id}.md#{name})"
             f"{', and the stories of others that break it in other ways' if others else ''}."
         ),
-        "## How to mend it",
-        _mended(known.pop("How to mend it")),
-        "## The example, mended { data-search-exclude }",
+        "## How to fix it",
+        _mended(known.pop("How to fix it")),
+        "## The example, fixed { data-search-exclude }",
         _fenced("diff", shown.diff),
     ]
     for heading, words in known.items():
-        parts += [f"## {heading}", _plain(words)]
+        # A page that only links a library must not come before the verdicts on it.
+        parts += [f"## {heading}{' { data-search-exclude }' * (heading == 'See')}", _plain(words)]
         if heading == "See":
             parts += _seen(one.why for one in (shown, *others))
     return "\n\n".join(parts)
@@ -433,7 +445,7 @@ def _stories() -> Iterator[tuple[str, str]]:
         "Each is the shortest run that shows the break, with its SQL and a token that replays it.",
         "| guarantee | stories | broken by |\n|---|--:|---|",
     ]
-    rows = []
+    rows, library = [], defaultdict(list)
     for name in CATALOGUE:
         planted = {posixpath.basename(one.name)[:-4]: one for one in defects(name)}
         parts = [
@@ -444,11 +456,13 @@ def _stories() -> Iterator[tuple[str, str]]:
         for path, told in sorted(by[name].items(), key=lambda one: _stem(one[0])):
             queue = _stem(path)
             queues.append(f"[{queue}]({name}.md#{queue})")
+            if path.startswith("peers/"):
+                library[queue].append(name)
             parts.append(f"## {queue} {{ #{queue} }}")
             if queue in planted:
                 parts += [
                     _plain(planted[queue].why),
-                    _folded("What mends it", _fenced("diff", planted[queue].diff)),
+                    _folded("What fixes it", _fenced("diff", planted[queue].diff)),
                 ]
             for line in told:
                 story = _told(line)
@@ -462,7 +476,18 @@ def _stories() -> Iterator[tuple[str, str]]:
                     parts.append(_folded(line.reason, whole))
         rows.append(f"| [{name}]({name}.md) | {len(queues)} | {', '.join(queues)} |")
         yield f"stories/{name}.md", "\n\n".join(parts)
-    index[-1] += "\n" + "\n".join(rows)
+    index[-1] = "\n".join([index[-1], *rows])
+    index[-1] = f"<div data-search-exclude markdown>\n\n{index[-1]}\n\n</div>"
+    remarks = read_remarks(ROOT / "strategies" / REMARKS)
+    for queue, names in sorted(library.items()):  # the search finds them by the library's name
+        index.append(f"## {NAMES[queue]} {remarks[queue].version.partition(',')[0]}")
+        known = ((name, remarks[queue].remarks.get(name)) for name in names)
+        index.append(
+            "\n".join(
+                f"- [{name}]({name}.md#{queue}){f': {remark.means}' if remark else ''}"
+                for name, remark in known
+            )
+        )
     yield "stories/all.md", "\n\n".join(index)
 
 

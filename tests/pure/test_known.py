@@ -16,7 +16,7 @@ from queueproof.cli.known import remember, token_of
 from queueproof.errors import Exit, QueueproofError
 from queueproof.queues.sqlfile import load_text
 from queueproof.report.card import Break, Card, Judgement, Place
-from queueproof.report.terminal import Output, print_breaks
+from queueproof.report.terminal import Output, print_breaks, print_whole
 from tests.fix_places import SKIP_LOCKED
 
 
@@ -116,6 +116,22 @@ def test_the_line_of_a_break_is_the_one_to_change() -> None:
     assert "order.1  q.sql:7" in re.sub(r"\x1b\[[\d;]*m", "", told)
     assert not re.search(r" \n", told)
     assert "queueproof replay q.sql order.1" in told
+
+
+def test_the_last_screen_explains_what_is_inconclusive_and_fits() -> None:
+    """Its reason stands beside the breaks; the verdict takes two lines where one has no room."""
+    doubt = Judgement("retry-bound", "inconclusive", "it follows from single-claim")
+    found = [Judgement("single-claim", "broken", "a", "story", "T"), doubt]
+    card = Card("jobs.sql", "p", 0, 1.0, [*found, Judgement("order", "holds", "")])
+    out = Output(written := StringIO())
+    out._force_terminal, out.width = True, 60
+    print_breaks(out, card, "queueproof replay jobs.sql", named=True)
+    print_whole(out, card, 53)
+    told = re.sub(r"\x1b\[[\d;]*m", "", written.getvalue())
+    first = "Fix what is broken first, then check again."
+    assert f"retry-bound  inconclusive\n  {doubt.reason}\n  {first}\n" in told
+    verdict = "broken: jobs.sql (1 holds; 53 s)\nsingle-claim broken; retry-bound inconclusive\n"
+    assert told.endswith(verdict)
 
 
 def test_what_is_accepted_can_be_seen() -> None:

@@ -154,9 +154,9 @@ def test_the_broken_come_first_and_the_whole_table_last() -> None:
 
 
 def test_a_story_stands_beside_its_remedy_and_its_command() -> None:
-    """How to mend it, why it matters, the evidence, and how it is run again."""
+    """How to fix it, why it matters, the evidence, and how it is run again."""
     text = Reader(to_page([card(broken(race()), queue="my queue.sql")])).text
-    for what in ("How to mend it", "FOR UPDATE SKIP LOCKED in the claim", "Evidence: 7 runs."):
+    for what in ("How to fix it", "FOR UPDATE SKIP LOCKED in the claim", "Evidence: 7 runs."):
         assert what in text
     assert "queueproof replay 'my queue.sql' TOKEN" in text
     assert "Workers form a convoy" in text
@@ -181,7 +181,7 @@ def test_a_card_without_story_data_is_shown_with_its_text() -> None:
     page = to_page([read_card(json.dumps(found))])
     assert "<svg" not in page
     assert "complete job 1 (its first claim" in page
-    assert "How to mend it" in page
+    assert "How to fix it" in page
 
 
 def test_a_card_that_an_editor_has_saved_is_a_card(tmp_path: Path) -> None:

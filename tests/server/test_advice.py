@@ -211,7 +211,7 @@ def test_advice_that_fails_costs_nothing_of_the_verdict(
     assert said.err.count("The verdict stands without it.") == len(missing)
     for part in (
         "Broken: ",
-        "How to mend it: ",
+        "How to fix it: ",
         "queueproof replay",
         f"{DEFECT} (single-claim broken",
     ):

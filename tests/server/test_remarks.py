@@ -91,16 +91,16 @@ def test_the_page_says_what_a_break_means(tmp_path: Path) -> None:
     found = replace(row(tmp_path, {"fencing": "broken", "order": "inconclusive"}), links=links)
     page = render([found])
     story, late = (
-        "<!--[-->✗<!--](stories.jsonl#other.fencing)-->",
+        "<!--[-->(✗)<!--](stories.jsonl#other.fencing)-->",  # known, since it is documented
         "[by design](https://other.example/late)",
     )
     clock = "[model only](https://other.example/clock)"
-    assert f"| other | `fencing` | {story} | A late result counts. | {late} |" in page
-    assert f"| other | `server-clock` | ✓\\* | It reads the client's clock. | {clock} |" in page
-    assert "| other | `order` | ? | not examined yet |  |" in page
+    assert f"| other (model) | `fencing` | {story} | A late result counts. | {late} |" in page
+    assert f"| `server-clock` | ✓\\* | It reads the client's clock. | {clock} |" in page
+    assert "| other (model) | `order` | ? | not examined yet |  |" in page
     (line,) = (line for line in page.splitlines() if line.startswith("| [other](") and "✓" in line)
     assert line.count(" ✓ |") == len(CATALOGUE) - 3  # beside the break, the doubt and the remark
-    assert "| other | `backoff`" not in page
+    assert "| other (model) | `backoff`" not in page
 
 
 def test_a_page_is_written_without_what_could_not_be_judged(tmp_path: Path) -> None:

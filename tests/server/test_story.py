@@ -55,9 +55,11 @@ GOLDEN = """\
      1                                    claim, at most 1
                                           [a] SELECT id FROM jobs WHERE
                                             status = 'queued' LIMIT 1
+                                          (returned job 1)
      2  claim, at most 1
         [a] SELECT id FROM jobs WHERE
           status = 'queued' LIMIT 1
+        (returned job 1)
         [b] UPDATE jobs
         => job 1
      3                                    [b] UPDATE jobs
@@ -78,7 +80,7 @@ GOLDEN = """\
 
 @pytest.mark.parametrize("column", ["bigserial", "uuid DEFAULT gen_random_uuid()"])
 def test_a_story_is_stable(lab_of: LabOf, column: str) -> None:
-    """A story names the guarantee, the breach, the turns, the SQL, and what it does to a user.
+    """A story names the guarantee, the breach, the turns, what was read, the SQL and the harm.
 
     The same is told of every run, also where the ids are random.
     """

@@ -103,7 +103,7 @@ def test_a_broken_queue_exits_1_with_its_story(broken: tuple[Ran, Path]) -> None
     assert "<title>broken: " in (reports / "html").read_text()
     assert (ran.code, ran.err) == (1, "")
     assert "single-claim: No job is held by two workers at once." in ran.out
-    told = ran.out.partition("\nHow to mend it: ")[2]
+    told = ran.out.partition("\nHow to fix it: ")[2]
     change = f"- {MARKS} RETURNING id;\n+ {MARKS} AND status = 'queued' RETURNING id;\n"
     assert told.startswith(f"Let claim also ask for status = 'queued'.\n\n{change}")
     *_, again, mend, more, _, whole = ran.out.splitlines()
@@ -494,7 +494,7 @@ def test_an_interrupted_search_prints_what_is_mended_so_far(
     assert ran.code == 143
     assert ran.err.startswith("queueproof: stopped by SIGTERM at: 1 of 1 mended (server-clock)")
     told = ran.out.partition("Looking for what mends server-clock: minutes for each.\n")[2]
-    assert "Mended: server-clock, by " in told
+    assert "Mended: server-clock. " in told
     assert "before the search was interrupted" in told
     assert re.search(r"\n\+.* timestamptz", told)
     assert "It was checked for server-clock alone: " in told

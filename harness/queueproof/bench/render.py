@@ -88,7 +88,12 @@ def environment(report: BenchReport) -> str:
         f"Measured on {', '.join(parts)}, {method['date'][:10]}. The {method['cores']} cores were"
         " shared by the server, the workers and whatever else ran."
     )
-    return f"{measured} Another machine has other figures: compare the ratios."
+    vacuum = (
+        " autovacuum would make no difference: a measurement ends before it looks at a table."
+        if method["settings"].get("autovacuum") == "off"
+        else ""
+    )
+    return f"{measured} Another machine has other figures: compare the ratios.{vacuum}"
 
 
 def answers(report: BenchReport, why: Mapping[str, str] = NO_REASONS) -> list[str]:
@@ -100,7 +105,7 @@ def answers(report: BenchReport, why: Mapping[str, str] = NO_REASONS) -> list[st
     """
     if report.method.get("pace", {}).get("rate"):
         return []  # all of them do what they are given
-    return (_most(report, why) or _beside(report)) + _falls(report, why)
+    return (_most(report) or _beside(report)) + _falls(report, why)
 
 
 def _beside(report: BenchReport) -> list[str]:
@@ -163,18 +168,28 @@ def _falls(report: BenchReport, why: Mapping[str, str]) -> list[str]:
                 f"{numbers.median(one.rates)} with {numbers.workers(one.shape.workers)}"
                 for one in entries
             )
+            most = entries[-1].shape.workers
+            smaller = [
+                found[-1]
+                for (other, size), found in loads.items()
+                if other == queue and size < batch and found[-1].shape.workers == most
+            ]
+            best = max(smaller, key=lambda one: one.rate, default=entries[-1])
+            advice = (
+                f" With {numbers.workers(most)}, claim at most {best.shape.batch} jobs at a time:"
+                f" that gives {numbers.median(best.rates)}."
+                if best.rate > entries[-1].rate
+                else ""
+            )
+            because = f" {why[queue]}" if queue in why else ""
             told.append(
                 f"**In batches of {batch}, {queue} gets slower with more workers**:"
-                f" {', '.join(rates)} (jobs/s).{_because(queue, why)}"
+                f" {', '.join(rates)} (jobs/s).{advice}{because}"
             )
     return told
 
 
-def _because(queue: str, why: Mapping[str, str]) -> str:
-    return f" {why[queue]}" if queue in why else ""
-
-
-def _most(report: BenchReport, why: Mapping[str, str]) -> list[str]:
+def _most(report: BenchReport) -> list[str]:
     """The queue that comes nearest to what is possible, whatever the batch size."""
     shares: dict[str, list[tuple[Series, list[float]]]] = {}
     for entry, share in report.possible():
@@ -185,6 +200,7 @@ def _most(report: BenchReport, why: Mapping[str, str]) -> list[str]:
     everywhere = (found for found in shares.values() if len(found) == widest)
     best = max(everywhere, key=lambda found: min(statistics.median(share) for _, share in found))
     entries, first = [entry for entry, _ in best], report.entries[0].queue
+    fastest = entries[0].queue
     bases = {entry.shape: entry for entry in report.entries if entry.queue == first}
     times = [
         f"{numbers.median(e.ratios(bases[e.shape]))} times in batches of {e.shape.batch}"
@@ -193,27 +209,18 @@ def _most(report: BenchReport, why: Mapping[str, str]) -> list[str]:
     ]
     limit = report.method["limit"]
     alike = "".join(
-        f" In batches of {one.shape.batch}, {other.queue} does about the same."
+        f" In batches of {one.shape.batch}, {other.queue} is about as fast as {fastest}."
         for one in entries
         for other in report.entries
         if other.queue not in {one.queue, limit} and other.shape == one.shape
         if other.runs and _overlap(one, other)
     )
-    beside = ""
-    if times:
-        beside = (
-            f": {', '.join(times)}. Each ratio on this page is the median of the rounds' ratios."
-        )
+    beside = f": {', '.join(times)}." if times else ""
     beside = beside.replace(" times ", f" times the jobs/s of {first} ", 1)
-    reached = sorted(statistics.median(share) for _, share in best)
-    low, high = (f"{round(100 * one)}" for one in (reached[0], reached[-1]))
     return [
         (
-            f"**With {numbers.workers(entries[0].shape.workers)}, {entries[0].queue} is the fastest"
-            f" queue that keeps its jobs**{beside or '.'}{alike} The upper bound is"
-            f" {limit}, which deletes a job when it is claimed, and so loses it if the worker dies."
-            f" {entries[0].queue} reaches {low if low == high else f'{low} to {high}'} % of it."
-            f"{_because(entries[0].queue, why)}"
+            f"**With {numbers.workers(entries[0].shape.workers)}, {fastest} is the fastest queue"
+            f" that keeps its jobs**{beside or '.'}{alike}"
         )
     ]
 
@@ -261,9 +268,9 @@ def markdown(
         parts.append(f"## {table.title}")
         rule = ["---" if word in WORDS else "---:" for word in table.header]
         lines = [table.header, rule, *table.rows]
-        parts.append("\n".join(f"| {' | '.join(line)} |" for line in lines))
         if table.note:
             parts.append(table.note)
+        parts.append("\n".join(f"| {' | '.join(line)} |" for line in lines))
     parts.append("## Method")
     parts.append("\n".join(f"- {sentence}" for sentence in method(report)))
     return "\n\n".join(parts) + "\n"

@@ -63,8 +63,10 @@ def tables(report: BenchReport) -> list[TitledTable]:
     parts.sort(key=lambda part: -len(part[1]))  # the load that most queues have had comes first
     # An open loop has a table of its own.
     closed = [part for part in parts if not any(_having(part[1], lambda run: run.histogram))]
+    rates = [_throughput(*part, first) for part in parts]
     found = [
-        *(_throughput(*part, first) for part in parts),
+        *(one._replace(note=reading(report)) for one in rates[:1]),
+        *rates[1:],
         _comparison(both, first),
         _possible(report),
         *(_latency(*part) for part in closed),
@@ -114,8 +116,24 @@ def _possible(report: BenchReport) -> TitledTable:
     return _by_batch(
         f"Share of the upper bound, {numbers.workers(shares[0][0].shape.workers if shares else 0)}",
         [(entry, numbers.with_spread(share)) for entry, share in shares],
-        f"The upper bound is {limit} = 1: no queue that keeps its jobs does more.",
+        f"The upper bound is {limit} = 1. It deletes a job when it is claimed, and so loses it if"
+        " the worker dies. No queue that keeps its jobs does more.",
     )
+
+
+def reading(report: BenchReport) -> str:
+    """How a cell of the tables of rates is read, with their ratios where there are any."""
+    first = report.entries[0].queue if report.entries else ""
+    told = "±: half of the difference between the slowest round and the fastest."
+    if len(report.entries) > len(_bases(report.entries, first)):
+        rounds = report.method.get("rounds", 0)
+        told += (
+            f" In brackets: relative to {first}. The ratio was computed for each"
+            f"{f' of the {rounds} rounds' if rounds > 1 else ' round'}; this is the median. If you"
+            " divide the two figures yourself, you may get a slightly different ratio, because both"
+            " are rounded."
+        )
+    return told
 
 
 def _throughput(workers: str, entries: Sequence[Series], first: str) -> TitledTable:
@@ -127,13 +145,7 @@ def _throughput(workers: str, entries: Sequence[Series], first: str) -> TitledTa
             return _rate(entry)
         return f"{_rate(entry)} ({numbers.median(entry.ratios(base))}x)"
 
-    note = "±: half of the difference between the slowest round and the fastest."
-    if len(entries) > len(bases):
-        note += (
-            f" In brackets: relative to {first}, the median of the rounds' ratios. It can differ a"
-            " little from the quotient of the two figures, which are rounded medians themselves."
-        )
-    return _by_batch(f"Jobs/s, {workers}", [(entry, figure(entry)) for entry in entries], note)
+    return _by_batch(f"Jobs/s, {workers}", [(entry, figure(entry)) for entry in entries])
 
 
 def _rate(entry: Series) -> str:
@@ -163,8 +175,8 @@ def _comparison(entries: Sequence[Series], base: str) -> TitledTable:
         ("workers", "batch", "hold", "strategy", "jobs/s", f"relative to {base}", "waiting"),
         rows,
         "hold: how long a claim's transaction stays open before its COMMIT, as with an ORM."
-        f" 0.5x: half of what {base} does, the median of the rounds' ratios; in brackets the least"
-        " and the most."
+        f" 0.5x: half as many jobs/s as {base} (median of the rounds; in brackets the lowest and"
+        " the highest)."
         " waiting: share of samples in which a worker's backend waited for a lock.",
     )
 

@@ -84,11 +84,11 @@ def _options(
 
 
 _GROUPS: Mapping[str, Mapping[str, Callable[..., int | None]]] = {
-    "Begin": {"init": init, "check": check},
+    "Begin": {"init": init, "check": check, "doctor": doctor},
     "Understand a verdict": {"explain": explain, "replay": replay, "show": show},
     "Fix, and keep it fixed": {"watch": watch, **GOING_ON},
     "Measure and report": {"bench": bench, "report": report},
-    "Look up": {"guarantees": guarantees, "doctor": doctor, "schema": schema, "help": tell},
+    "Look up": {"guarantees": guarantees, "schema": schema, "help": tell},
 }
 _EXAMPLES = {
     "init": ("jobs.sql", "jobs.sql --from-schema schema.sql", "worker.mjs"),

@@ -26,8 +26,8 @@ def check(
         typer.Argument(
             metavar="QUEUE",
             help=f"{opt.QUEUES} With several queues, each gets its own report files. The exit code"
-            " is the worst one, in this order: 4, 1, 2, 0. With none, those of [tool.queueproof] in"
-            " pyproject.toml.",
+            " is the worst one, in this order: 4, 1, 2, 0. Without a QUEUE, the queues that"
+            " [tool.queueproof] in pyproject.toml lists are checked.",
             show_default=False,
         ),
     ] = None,
@@ -51,6 +51,9 @@ def check(
     debug: opt.Traceback = False,
 ) -> int:
     """Find out which guarantees a queue breaks, and how.
+
+    Usually enough: `queueproof check jobs.sql --profile quick`. Before you merge, run it without
+    `--profile`.
 
     Exits 0 when every guarantee holds or is accepted, 1 when one is broken, 2 when none is broken
     but one is inconclusive, 4 when the queue, the server or an option cannot be used. Accepted:

@@ -70,8 +70,8 @@ Jobs: TypeAlias = Annotated[
     int | None, _option(HOW, _JOBS, metavar="N", min=1, show_default="number of CPUs")
 ]
 _CLUSTER = (
-    "A dask scheduler, whose workers do the work, each with its own server. The result does not"
-    " depend on it."
+    "Address of a dask scheduler. Its workers do the checks, each with a PostgreSQL server of its"
+    " own. The result does not depend on it."
 )
 Cluster: TypeAlias = Annotated[str | None, _option(HOW, _CLUSTER, metavar="tcp://HOST:PORT")]
 _POSTGRES = f"{', '.join(SERVERS)} or a DSN."
@@ -81,7 +81,7 @@ Postgres: TypeAlias = Annotated[
 ]
 _TRUST = (
     "Run the queue's SQL as a superuser. Dangerous: it may do anything on the server's machine."
-    " Required if the DSN is a superuser's and the server has other people's databases."
+    " You need it if your DSN logs in as a superuser and the server also has databases of others."
 )
 Trust: TypeAlias = Annotated[bool, _option(SERVER, _TRUST, "--trust", metavar="")]
 
@@ -90,7 +90,7 @@ def _report(what: str) -> object:
     return _option(REPORTS, f"Write {what}.", metavar="FILE")
 
 
-Json: TypeAlias = Annotated[Path | None, _report("the report (the card) as JSON; - is stdout")]
+Json: TypeAlias = Annotated[Path | None, _report("the report as JSON; - is stdout")]
 Html: TypeAlias = Annotated[Path | None, _report("the report as an HTML page")]
 Junit: TypeAlias = Annotated[Path | None, _report("the report as JUnit XML")]
 Badge: TypeAlias = Annotated[Path | None, _report("a badge, as SVG")]

@@ -188,7 +188,7 @@ GUARANTEES = (
     ),
     Guarantee(
         id="concurrency-limit",
-        called="semaphore, maximum of running jobs",
+        called="max concurrency, semaphore, maximum of running jobs",
         sentence="Never more running jobs than the declared cap.",
         why="the dependency that the cap protects is overrun",
         source="https://github.com/janbjorge/pgqueuer/issues/761",

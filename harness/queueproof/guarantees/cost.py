@@ -17,8 +17,8 @@ GUARANTEES = (
         called="bloat, slow claims, full table scan",
         apart=True,
         sentence=(
-            "On a vacuumed table a claim reads as few buffers with a million finished or waiting "
-            "jobs as with a few."
+            "A claim does not get slower as the table grows: on a vacuumed table it reads about as "
+            "many buffers with a million finished or waiting jobs as with a few."
         ),
         why="the queue gets slower every week",
         source="https://brandur.org/postgres-queues",
@@ -39,7 +39,7 @@ GUARANTEES = (
         id="old-snapshot",
         called="long transaction, idle in transaction, xmin horizon",
         apart=True,
-        sentence="A claim touches no more buffers while an old snapshot is held open.",
+        sentence="A claim does not read more buffers because an old snapshot is open.",
         why="one forgotten transaction slows every claim",
         source="https://brandur.org/postgres-queues",
         wild=(

@@ -62,7 +62,10 @@ def _fencing(pieces: Pieces) -> Iterator[Program]:
 GUARANTEES = (
     Guarantee(
         id="stale-recovery",
-        called="visibility timeout, heartbeat, stuck job, lost job, orphaned job, crashed worker",
+        called=(
+            "visibility timeout, heartbeat, stuck job, stalled job, lost job, orphaned job, "
+            "abandoned job, crashed worker"
+        ),
         sentence="A crashed worker's job becomes claimable once its lease has run out.",
         why="a deployment or a crash strands the jobs that were running",
         source="https://github.com/RealOrangeOne/django-tasks/issues/46",
@@ -123,8 +126,8 @@ GUARANTEES = (
         id="fencing",
         called="fencing token, lost lease, late completion, late heartbeat, zombie worker",
         sentence=(
-            "A worker that lost its job cannot complete, fail or extend it, not even when the same "
-            "worker has claimed it again."
+            "After a worker has lost its job, nothing that it sends for that attempt is accepted, "
+            "even if it has claimed the same job again."
         ),
         why="a paused worker wakes up and marks somebody else's attempt as done",
         whys={

@@ -96,7 +96,7 @@ def _kept(pieces: Pieces) -> Iterator[Program]:
 GUARANTEES = (
     Guarantee(
         id="retry-bound",
-        called="max attempts, poison pill, dead letter, endless retries",
+        called="max attempts, poison pill, dead letter queue, DLQ, endless retries",
         sentence="A job is attempted at most max_attempts times, crashes included.",
         why="a job that cannot succeed, or that kills its worker, is tried for ever",
         source="https://github.com/elizaOS/eliza/issues/10854",

@@ -50,7 +50,7 @@ GUARANTEES = (
         id="server-clock",
         called="clock skew, clock drift",
         apart=True,
-        sentence="Time is the database's; a worker's wrong clock changes nothing.",
+        sentence="Only the database's clock counts: a wrong clock on a worker changes nothing.",
         why="a worker whose clock is wrong steals running jobs, or runs jobs before their time",
         source="https://github.com/earendil-works/absurd",
         wild=(
@@ -98,8 +98,8 @@ GUARANTEES = (
         called="durability, kill -9",
         apart=True,
         sentence=(
-            "What the database has confirmed is not lost and not done twice when a worker, a "
-            "connection or the server dies, even between a COMMIT and its answer."
+            "If a worker, a connection or the server dies, no confirmed change is lost or done "
+            "twice, even if it dies between a COMMIT and its answer."
         ),
         why="an outage of a second loses jobs, or runs finished ones again",
         source="https://github.com/rails/solid_queue/issues/748",

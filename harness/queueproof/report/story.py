@@ -26,6 +26,7 @@ from queueproof.schedule.programs import FaultKind, PayloadKind
 from queueproof.search.shrink import Failure
 
 LONG_ID = 12  # characters; longer ids, UUIDs for instance, are shown as job 1, job 2, ...
+SHOWN_JOBS = 3  # of those that a statement read
 SHOWN_SQL = 60  # characters of a statement in a step; the whole stands below the story
 _DEFINES = re.compile(
     r'^\s*CREATE\s+(?:OR\s+REPLACE\s+)?(?:FUNCTION|PROCEDURE)\s+(?P<name>[\w."]+)\s*\(',
@@ -109,11 +110,13 @@ class Sent:
         statement: Its position among the story's statements.
         beginning: Of its text.
         bound: The parameters that a client bound to it, as (number, value).
+        read: The jobs that it answered, where the operation went on with another statement.
     """
 
     statement: int
     beginning: str
     bound: tuple[tuple[str, str], ...]
+    read: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -537,6 +540,7 @@ class _Turns:
         self._alone = alone
         self._known: dict[int, str] = {}  # of the job of a claim, by its call
         self._kinds = {call.kind for call in calls}
+        self._ids = {job for call in calls if call.kind == "enqueue" for job in call.ids}
         self._open: dict[str, list[Beat]] = {}  # of an actor's operation
 
     def add(self, beat: Beat) -> None:
@@ -633,7 +637,11 @@ class _Turns:
         bound = tuple(
             (n, self._names.shortened(_value(value))) for n, value in params.items() if n.isdigit()
         )
-        return Sent(number, self._names.shortened(_abridged(text)), bound)
+        # Other values, such as times, would differ from run to run.
+        read = [self._names.shortened(one) for one in beat.read if one in self._ids]
+        more = ["…"] if len(read) > SHOWN_JOBS else []
+        jobs = f"job {', '.join([*read[:SHOWN_JOBS], *more])}" if read else ""
+        return Sent(number, self._names.shortened(_abridged(text)), bound, jobs)
 
 
 def _value(value: Parameter) -> str:

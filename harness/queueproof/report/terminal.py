@@ -86,7 +86,7 @@ def print_card(out: Output, card: Card, aside: Aside = nullcontext) -> None:
         print_story(out, text.removeprefix(f"{judgement.id}: ") if out.is_terminal else text)
         if story == judgement.stories[-1]:
             mend = judgement.remedy or remedy(judgement.id, judgement.told)
-            for n, piece in enumerate(with_code(f"\nHow to mend it: {mend}")):
+            for n, piece in enumerate(with_code(f"\nHow to fix it: {mend}")):
                 out.say(_coloured(f"\n{piece}\n")) if n % 2 else out.prose(piece)
     out.say()
 
@@ -101,7 +101,7 @@ def print_breaks(out: Output, card: Card, replay: str, *, named: bool, mend: str
         named: Whether that command knows the stories by their names; by their tokens otherwise.
         mend: The command that looks for a change that mends the queue; empty where none does.
     """
-    breaks, indent = card.breaks, " " * 2
+    breaks = card.breaks
     for name, (judgement, story) in breaks.items():
         where = f"{story.place.file}:{story.place.line}" if story.place else card.queue
         if not out.is_terminal:
@@ -110,16 +110,11 @@ def print_breaks(out: Output, card: Card, replay: str, *, named: bool, mend: str
         safe = judgement.remedy or remedy(judgement.id, judgement.told)
         first = _FIRST_SENTENCE.split(with_code(safe)[0])[0]
         out.say(Text.assemble((name, STYLES["broken"]), f"  {where.rpartition('/')[2]}"))
-        for line in (story.reason, f"Mend: {first}"):
-            wrapped = wrap(
-                line,
-                out.width,
-                initial_indent=indent,
-                subsequent_indent=indent,
-                break_long_words=False,
-                break_on_hyphens=False,
-            )
-            out.say("\n".join(wrapped))
+        _indented(out, story.reason, f"Fix: {first}")
+    for judgement in card.guarantees if breaks and out.is_terminal else ():
+        if judgement.verdict == "inconclusive":
+            out.say(Text.assemble((judgement.id, STYLES["inconclusive"]), "  inconclusive"))
+            _indented(out, judgement.reason, "Fix what is broken first, then check again.")
     if breaks:
         out.say()
     for what, stories in (("Replay a break:", breaks), ("See what is accepted:", card.accepted)):
@@ -132,6 +127,21 @@ def print_breaks(out: Output, card: Card, replay: str, *, named: bool, mend: str
         out.say(f"{'Explain a guarantee:':<22}queueproof explain {judgement.id}")
     if breaks or card.accepted:
         out.say()
+
+
+def _indented(out: Output, *lines: str) -> None:
+    """Print prose below a head, in lines that end at words."""
+    for line in lines:
+        indent = " " * 2
+        wrapped = wrap(
+            line,
+            out.width,
+            initial_indent=indent,
+            subsequent_indent=indent,
+            break_long_words=False,
+            break_on_hyphens=False,
+        )
+        out.say("\n".join(wrapped))
 
 
 def print_story(out: Output, story: str) -> None:
@@ -213,9 +223,10 @@ def print_mended(out: Output, mended: Mended, profile: str, shown: str = "") -> 
     """
     if mended.diff:
         lines = counted(mended.lines, "lines")
-        told = f"Mended: {', '.join(mended.mended)}, by {lines}"
-        told += "" if mended.card else ", before the search was interrupted"
-        out.say(Text(f"{told}, the best of {counted(mended.tried, 'candidates')}:", style="bold"))
+        tried = f"Tried {counted(mended.tried, 'candidates')}"
+        tried += "" if mended.card else ", until the search was interrupted"
+        told = f"Mended: {', '.join(mended.mended)}. {lines} changed. {tried}; this is the best:"
+        out.say(Text(told, style="bold"))
         for change in mended.what:
             out.say(f"  {change}")
         out.say()
@@ -280,7 +291,7 @@ def _coloured(change: str) -> Text:
 
 
 def print_whole(out: Output, card: Card, seconds: float, note: str = "") -> None:
-    """Print the verdict of the whole, in one line.
+    """Print the verdict of the whole: in one line, or in two where a terminal has no room for it.
 
     Args:
         out: Where.
@@ -293,6 +304,12 @@ def print_whole(out: Output, card: Card, seconds: float, note: str = "") -> None
     word = "accepted" if accepts and card.verdict == "holds" else card.verdict
     found = (word, STYLES[word])
     told = Text.assemble(found, f": {card.queue} ({summary(card.guarantees)}; {seconds:.0f} s)")
+    if out.is_terminal and len(told) > out.width:
+        usual = {"holds", "not-offered"}
+        named = summary(one for one in card.guarantees if one.verdict not in usual)
+        counts = summary(one for one in card.guarantees if one.verdict in usual)
+        rest = "; ".join(filter(None, [counts, f"{seconds:.0f} s"]))
+        told = Text.assemble(found, f": {card.queue} ({rest})", f"\n{named}" if named else "")
     if note:
         told.append(f". {note}")
     out.print(told, soft_wrap=not out.is_terminal)

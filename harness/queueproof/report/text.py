@@ -351,9 +351,9 @@ def worded(fact: Fact) -> str:
 
 
 def bound(sent: Sent) -> str:
-    """The parameters of a statement; nothing where it has none."""
+    """The parameters of a statement, and what it read; nothing where it has neither."""
     shown = ", ".join(f"${number} = {value}" for number, value in sent.bound)
-    return f"({shown})" if shown else ""
+    return " ".join([f"({shown})"] * bool(shown) + [f"(returned {sent.read})"] * bool(sent.read))
 
 
 def _asked(asked: Asked) -> str:
@@ -487,7 +487,7 @@ def _plain(fact: Fact) -> object:
         case Answered(kind="answer"):
             return replace(fact, text="")
         case Sent():
-            return replace(fact, bound=())
+            return replace(fact, bound=(), read="")
         case Passed():
             return Passed
         case _:
@@ -560,7 +560,7 @@ def _merged_facts(facts: Sequence[Fact]) -> Fact:
             return replace(first, text="; ".join(shown))
         case Sent() as first:
             alike = all(fact == first for fact in facts)
-            return first if alike else replace(first, bound=())
+            return first if alike else replace(first, bound=(), read="")
         case fact:
             return fact
 
@@ -655,7 +655,7 @@ def _lines(fact: Fact) -> Sequence[str]:
     match fact:
         case Answered():
             return [f"=> {worded(fact)}"]
-        case Sent(bound=params) if params:
-            return [worded(fact), bound(fact)]
+        case Sent() if params := bound(fact):
+            return [worded(fact), params]
         case _:
             return [worded(fact)]

@@ -391,6 +391,8 @@ class Execution:
             self._finish(actor, flight, stop.value)
         except ServerError as error:
             self._fail(actor, flight, error)
+        else:
+            self.state.note_read(flight, result)
 
     def _harmless(self, flight: Flight, result: Result) -> bool:
         """Whether a statement neither wrote nor locked: then its commit shows nothing."""

@@ -42,6 +42,7 @@ class Beat:
         text: SQL, what was answered, which gate it stops at, or whom a fault happens to.
         session: Whose connection it happened on; nothing where it was on none.
         step: What was sent, for `sql`.
+        read: What its first column answered, where another statement of the operation followed.
     """
 
     actor: str
@@ -50,6 +51,7 @@ class Beat:
     text: str = ""
     session: str = ""
     step: Step | None = field(default=None, compare=False)
+    read: tuple[str, ...] = field(default=(), compare=False)
 
 
 @dataclass(slots=True)

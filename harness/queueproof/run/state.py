@@ -5,10 +5,10 @@ from __future__ import annotations
 import itertools
 from collections import deque
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from queueproof.history.calls import Call, CallKind, Ref
-from queueproof.queues.model import Claim
+from queueproof.queues.model import Claim, Result
 from queueproof.run.actors import Actor, Flight
 from queueproof.run.lab import Lab
 from queueproof.run.record import Beat, Event, Run
@@ -18,6 +18,8 @@ from queueproof.schedule.conditions import Conditions
 from queueproof.schedule.moments import MARGIN
 from queueproof.schedule.programs import FAULTS, HEARTBEATS, MAINTENANCE, Do, Program
 
+_APART = frozenset({"sql", "stops", "goes on", "done", "commit"})
+"""What happens between a statement and its answer while nobody else acts, and nobody is awaited."""
 POOL = 5  # connections that take turns; a prime, as operations repeat every few transactions
 
 
@@ -323,6 +325,26 @@ class RunState:
         step = flight.step if flight and event == "sql" else None
         index = call.index if call else -1
         self.record.trace.append(Beat(actor.name, index, event, text, session, step))
+
+    def note_read(self, flight: Flight, result: Result) -> None:
+        """Keep what a statement in the midst of an operation read, unless others acted meanwhile.
+
+        Args:
+            flight: The operation.
+            result: What the server answered.
+        """
+        if not result.rows:
+            return
+        trace = self.record.trace
+        for n in range(len(trace) - 1, -1, -1):
+            beat = trace[n]
+            if beat.call != flight.call.index or beat.event not in _APART:
+                return
+            if beat.event == "sql":
+                first = (next(iter(row.values())).text for row in result.rows)
+                read = tuple(one.decode(errors="replace") for one in first if one is not None)
+                trace[n] = replace(beat, read=read)
+                return
 
     def note_stop(self, actor: Actor, flight: Flight) -> None:
         """Add to the trace that a statement has stopped inside.
