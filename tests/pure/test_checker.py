@@ -445,9 +445,6 @@ CRASHED = "w1 claims 1; w1 crashes; "
     beside one that has no attempt left a job is starved
         enqueue 1 2 bound=1; w1 claims 1; w1 fails 1; +2; sweep; +31; sweep; left 1=failed 2=queued
         => no-starvation
-    but not beside what a cleanup has taken since
-        enqueue 1 2 bound=1; w1 claims 1; w1 fails 1; cleanup; +2; sweep; +31; sweep; left 2=queued
-        => no-lost-job
     beside a cap that is not full a job is starved
         enqueue 1 2; w1 claims 1; +2; w1 crashes; sweep; +31; recover 1; w2 runs 1 2; all completed
         => no-starvation where cap=2
@@ -573,6 +570,19 @@ def test_two_claims_in_turn_that_nobody_disturbs_find_a_ready_job(case: Case) ->
 def test_claims_find_no_job_that_is_not_known_to_be_ready(case: Case) -> None:
     """Not even two in turn that nobody disturbs: it may not be due, or not run again."""
     assert "no-starvation" not in judged(case)
+
+
+@each("""
+    meanwhile => beside
+    +1 => without an attempt left
+    cleanup => that a cleanup may have removed
+""")
+def test_what_stands_in_the_way_may_be_gone(meanwhile: str, beside: str) -> None:
+    """And still stand there: what was left of it may be all that a claim looks at."""
+    story = f"enqueue 1 2 bound=1; w1 claims 1; w1 fails 1; {meanwhile}; +2; sweep; +31; sweep"
+    found = check(Told(f"{story}; left 2=queued").history, declared()).violations
+    assert [one.guarantee for one in found] == ["no-starvation"]
+    assert found[0].because.endswith(f"beside 1 job {beside}")
 
 
 @each("""

@@ -101,7 +101,8 @@ class Life:
         looks: Around cleanups.
         bound: Most attempts; None while no enqueue has named it.
         claims: How often it was claimed.
-        done: Whether it was completed, or may have been cleaned up.
+        done: Whether it was completed.
+        cleaned: Whether it had no attempt left at a cleanup, which may have removed it.
         running: Whether it was claimed and has neither ended nor been recovered since.
     """
 
@@ -112,6 +113,7 @@ class Life:
     bound: float | None = None
     claims: int = 0
     done: bool = False
+    cleaned: bool = False
     running: bool = False
 
     @property
@@ -119,7 +121,7 @@ class Life:
         """Why it cannot run, as far as its attempts tell."""
         if self.bound is None or not self.claims or self.done:
             return ""
-        return "held" if self.claims < self.bound else "spent"
+        return "removed" if self.cleaned else "held" if self.claims < self.bound else "spent"
 
     def acts(self) -> list[Act]:
         """The same as the specification reads it."""
@@ -147,10 +149,13 @@ class Hindrance(NamedTuple):
     waiting: int = 0
     held: int = 0
     spent: int = 0
+    removed: int = 0
     elsewhere: int = 0
 
     def __str__(self) -> str:
-        reasons = "not due yet", "claimed before", "without an attempt left", "of another queue"
+        gone = "that a cleanup may have removed"
+        spent = "without an attempt left"
+        reasons = "not due yet", "claimed before", spent, gone, "of another queue"
         counted = zip(self, reasons, strict=True)
         return ", ".join(f"{n} job{'s' if n > 1 else ''} {why}" for n, why in counted if n)
 
@@ -223,7 +228,7 @@ class Lives(Watcher):
             case "cleanup":
                 self.cleaned = True
                 for life in self._lives.values():
-                    life.done = life.done or (life.hindered == "spent" and not life.running)
+                    life.cleaned = life.cleaned or (life.hindered == "spent" and not life.running)
             case "sweep":
                 self._sweeps.append(Act(call, "sweep"))
                 self.hindrances[call.index] = self.hindered_now()
@@ -259,7 +264,7 @@ class Lives(Watcher):
         assert self.last is not None
         waiting = sum(due > self.last.ended for due in self._due)
         why = Counter(life.hindered for life in self._lives.values())
-        return Hindrance(waiting, why["held"], why["spent"], self._elsewhere)
+        return Hindrance(waiting, why["held"], why["spent"], why["removed"], self._elsewhere)
 
     def _has_been_lost(self, ref: Ref) -> bool:
         """Whether a job has been claimed since."""
