@@ -495,7 +495,7 @@ def test_an_interrupted_search_prints_what_is_mended_so_far(
     assert ran.err.startswith("queueproof: stopped by SIGTERM at: 1 of 1 mended (server-clock)")
     told = ran.out.partition("Looking for what mends server-clock: minutes for each.\n")[2]
     assert "Mended: server-clock. " in told
-    assert "before the search was interrupted" in told
+    assert "until the search was interrupted" in told
     assert re.search(r"\n\+.* timestamptz", told)
     assert "It was checked for server-clock alone: " in told
     assert "All checks ran" not in told
