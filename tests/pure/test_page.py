@@ -154,7 +154,7 @@ def test_the_broken_come_first_and_the_whole_table_last() -> None:
 
 
 def test_a_story_stands_beside_its_remedy_and_its_command() -> None:
-    """How to fix it, why it matters, the evidence, and how it is run again."""
+    """The remedy, the harm, the evidence, and the command that runs it again."""
     text = Reader(to_page([card(broken(race()), queue="my queue.sql")])).text
     for what in ("How to fix it", "FOR UPDATE SKIP LOCKED in the claim", "Evidence: 7 runs."):
         assert what in text

@@ -122,7 +122,7 @@ def _possible(report: BenchReport) -> TitledTable:
 
 
 def reading(report: BenchReport) -> str:
-    """How a cell of the tables of rates is read, with their ratios where there are any."""
+    """The note on reading a cell of the tables of rates, and its ratio where there are any."""
     first = report.entries[0].queue if report.entries else ""
     told = "±: half of the difference between the slowest round and the fastest."
     if len(report.entries) > len(_bases(report.entries, first)):

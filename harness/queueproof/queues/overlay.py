@@ -24,7 +24,7 @@ _NAME = re.compile(r"\s*([\w-]*)")
 _TABLE = re.compile(r"[\s-]*\[")  # of a header's line, with its mark or without
 
 
-REQUIRED = ("enqueue", "claim")
+REQUIRED = ("enqueue", "claim")  # a schema may come by `include`
 DEEPEST = 50  # files, of which each extends the next
 
 

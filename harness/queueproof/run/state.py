@@ -19,7 +19,7 @@ from queueproof.schedule.moments import MARGIN
 from queueproof.schedule.programs import FAULTS, HEARTBEATS, MAINTENANCE, Do, Program
 
 _APART = frozenset({"sql", "stops", "goes on", "done", "commit"})
-"""What happens between a statement and its answer while nobody else acts, and nobody is awaited."""
+"""Events between a statement and its answer while nobody else acts, and nobody is awaited."""
 POOL = 5  # connections that take turns; a prime, as operations repeat every few transactions
 
 
