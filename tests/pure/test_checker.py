@@ -586,6 +586,23 @@ def test_what_stands_in_the_way_may_be_gone(meanwhile: str, beside: str) -> None
 
 
 @each("""
+    beside => seen => follows
+    w1 claims 1; w1 fails 1 => queued => no-starvation
+    w1 claims 1; w1 fails 1 => running =>
+    w1 runs 1 => queued =>
+""")
+def test_what_keeps_others_from_a_claim_may_keep_what_was_taken_back(
+    beside: str, seen: str, follows: str
+) -> None:
+    """Of a job that is put back, beside one that cannot run; not of one that is not back."""
+    crashed = f"enqueue 2 bound=2; w1 claims 2; w1 crashes; +31; jobs 2={seen}"
+    for swept in ("sweep; +31; sweep; ", ""):
+        told = Told(f"enqueue 1 bound=1; {beside}; {crashed}; {swept}left 2={seen}")
+        (found,) = check(told.history, declared()).violations
+        assert (found.guarantee, found.follows) == ("stale-recovery", follows)
+
+
+@each("""
     answer => error => got
     accepted =>  => nothing
     error => 23505: its own row => an error (23505: its own row)

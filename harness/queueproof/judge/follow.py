@@ -353,12 +353,9 @@ class _JobCheck:
         holder = configs[0].job.holder
         who = holder.actor if holder else "its worker"
         lapsed = " with its connection" if self.declared.tied else ", its lease has run out"
-        return Violation(
-            "stale-recovery",
-            f"{who} crashed{lapsed}, and the job could not be claimed again",
-            self.job,
-            act.call.index,
-        )
+        because = f"{who} crashed{lapsed}, and the job could not be claimed again"
+        follows = _follows(seen, self.lives.hindrances[act.call.index])
+        return Violation("stale-recovery", because, self.job, act.call.index, follows=follows)
 
     def _goes_on(self, sweep: Act, seen: State | None) -> bool:
         """A job has not ended: it is seen to wait or to run; where nobody sees it, a claim gets it.
@@ -434,11 +431,14 @@ class _JobCheck:
         lost = self.lives.lost or any(one.crashed or one.released for one, _ in configs)
         lost = lost or any(self._is_over(one, seen, last) for one in held)
         if lost and not (seen is None and self._was_back(configs)):
-            unheard = any(job.phase == Phase.COMPLETED for job, _ in configs)
-            what = "nobody was told whether the job was completed"
-            what = what if unheard else "a worker lost the job"
+            what = (
+                "nobody was told whether the job was completed"
+                if any(job.phase == Phase.COMPLETED for job, _ in configs)
+                else "a worker lost the job"
+            )
             because = f"{what}, and it never came back: {where}"
-            self._violate(Breach("stale-recovery", because), last)
+            follows = _follows(seen, self.lives.hindered_now())
+            self._violate(Breach("stale-recovery", because, follows=follows), last)
             return
         if self.starved and any(self._of_others(self.lives.hindered_now())):
             self.findings.violations.append(self.starved)
@@ -618,3 +618,8 @@ def _agreeing(configs: list[_Config], act: Act) -> list[_Config]:
         return job.phase not in FINISHED
 
     return [config for config in configs if agrees(config.job)]
+
+
+def _follows(seen: State | None, hindrance: Hindrance) -> str:
+    """What keeps others from being claimed may keep a job, too, that its recovery put back."""
+    return "no-starvation" if seen == "queued" and (hindrance.spent or hindrance.removed) else ""
