@@ -2,10 +2,21 @@
 
 from __future__ import annotations
 
+from itertools import chain
+
 import pytest
 
 from queueproof.probes.backlog import JOBS
-from queueproof.probes.buffers import FEW, ONE_BY_ONE, Content, Cost, Slope, measure
+from queueproof.probes.buffers import (
+    FEW,
+    KINDS,
+    ONE_BY_ONE,
+    SLACK,
+    Content,
+    Cost,
+    Slope,
+    measure,
+)
 from queueproof.probes.filling import Filling, NotMultipliedError
 from queueproof.probes.probe import untold
 from queueproof.probes.probes import PROBES
@@ -401,6 +412,13 @@ def test_a_hash_join_with_all_jobs_is_no_case_for_an_index(lab_of: LabOf) -> Non
     assert found.grown
     assert "`WHERE jobs.id = ANY (ARRAY(SELECT id FROM picked))`" in found.remedy
     assert "CREATE INDEX" not in found.remedy
+
+
+@pytest.mark.parametrize("jobs", sorted({*ONE_BY_ONE, *chain(*KINDS["snapshot"].jobs)}))
+def test_bare_ids_fill_as_many_pages_as_a_claim_may_read_more(jobs: int) -> None:
+    """A table of what waits holds no more of a job than its id, and what is dead stays in it."""
+    line_pointer, header, uuid, page = 4, 24, 16, 8192
+    assert jobs * (line_pointer + header + uuid) > SLACK * page
 
 
 MOST = JOBS[0]

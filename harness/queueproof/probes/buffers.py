@@ -117,7 +117,7 @@ KINDS: Mapping[str, Kind] = {
         "What is updated or deleted stays in the way until the snapshot ends. Keep snapshots short "
         "(idle_in_transaction_session_timeout, statement_timeout), or begin the claim at a mark "
         "below which no job can appear any more.",
-        ((3_000,), (5_000,), (10_000,)),
+        ((6_000,), (6_000,), (10_000,)),  # as many pages of bare ids as ONE_BY_ONE has
         copied=False,
     ),
 }
