@@ -370,6 +370,15 @@ DROPPED = "(id)!\nINSERT INTO jobs VALUES (:id) ON CONFLICT DO NOTHING;"
 CASCADES = "\nCREATE TABLE t (l int REFERENCES lanes ON DELETE CASCADE);"
 
 
+def test_a_cause_may_need_what_the_story_says() -> None:
+    """A unique index on what waits is no cause of a break in which it refused nothing."""
+    index = "\nCREATE UNIQUE INDEX ON app.jobs (key) WHERE status = 'queued';"
+    draft = Draft(queue_file(more=index), "q.sql")
+    told = cause_of("live-lease", draft, "w1 was answered 23505 by fail although it holds the job")
+    assert "the unique index on app.jobs allows one of both" in str(told)
+    assert cause_of("live-lease", draft, "w1 was refused fail") is None
+
+
 @pytest.mark.parametrize(
     ("guarantee", "blocks", "safe"),
     [

@@ -96,7 +96,7 @@ def _remedy(judgement: Judgement, queue: Queue) -> str:
     if draft is None:
         return general
     text = _renamed(general, draft)
-    if told := cause_of(judgement.id, draft):
+    if told := cause_of(judgement.id, draft, judgement.reason):
         return f"{told} In general: {text}"  # it stands there, and may still not be what breaks it
     index = re.search(r"CREATE INDEX ON ([\w.]+)", text)
     if index and _is_view(index[1], draft):
@@ -111,15 +111,17 @@ def _remedy(judgement: Judgement, queue: Queue) -> str:
     return f"The heartbeat adds to {lease}: set it from the clock, `{lease} = {anew}`. Also: {text}"
 
 
-def cause_of(guarantee: str, draft: Draft) -> str | None:
+def cause_of(guarantee: str, draft: Draft, reason: str = "") -> str | None:
     """The remedy for what a file's SQL has, if that breaks the guarantee.
 
     Args:
         guarantee: The guarantee.
         draft: The file that breaks it; functions count as part of the block that calls them.
+        reason: The sentence on how it was broken.
     """
     for cause in _CAUSES:
-        if guarantee not in cause["guarantees"].split():
+        told = re.search(cause.get("because", ""), reason)
+        if guarantee not in cause["guarantees"].split() or not told:
             continue
         for name in cause["blocks"].split():
             block = draft.queue.blocks.get(name)
