@@ -630,14 +630,13 @@ class Lab:
         """Seconds by which the clock of an actor's process should be ahead of real time."""
         return self.clock.shift + self._conditions.skew(actor)
 
-    def advance(self, seconds: float, *, beside: bool = False) -> None:
+    def advance(self, seconds: float) -> None:
         """Move the database's clock forward; transactions that are open keep their `now()`.
 
         Args:
             seconds: How far.
-            beside: Whether some may be open of which no session here knows.
         """
-        busy = beside or any(session.busy for session in self._sessions.values())
+        busy = any(session.busy for session in self._sessions.values())
         self.clock.move(seconds, self._control, forget=not busy)
 
     def defaults(self) -> dict[str, object]:

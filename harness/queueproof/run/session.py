@@ -525,13 +525,12 @@ class LibpqSession(Session):
         self.pgconn.finish()
 
 
-def execute(session: Session, step: Step, seconds: float | None = None) -> Result:
+def execute(session: Session, step: Step) -> Result:
     """Run a statement to its end; for sessions that nobody can make wait.
 
     Args:
         session: The session.
         step: The statement.
-        seconds: How long it may take; None for `waits.STATEMENT`.
 
     Raises:
         ServerError: The server answered with an error.
@@ -539,16 +538,15 @@ def execute(session: Session, step: Step, seconds: float | None = None) -> Resul
         QueueError: The server did not answer in time.
     """
     session.send(step)
-    return settle(session, step, seconds)
+    return settle(session, step)
 
 
-def settle(session: Session, step: Step, seconds: float | None = None) -> Result:
+def settle(session: Session, step: Step) -> Result:
     """The answer to what was sent last, once it is there.
 
     Args:
         session: The session.
         step: What was sent.
-        seconds: How long it may take; None for `waits.STATEMENT`.
 
     Raises:
         ServerError: The server answered with an error.
@@ -557,7 +555,7 @@ def settle(session: Session, step: Step, seconds: float | None = None) -> Result
     """
     if session.ready(waits.SOON):
         return session.result()
-    limit = waits.Limit(seconds or waits.STATEMENT, "an answer")
+    limit = waits.Limit(waits.STATEMENT, "an answer")
     look = waits.SLICE
     try:
         while not session.ready(limit.left(look)):
