@@ -462,28 +462,6 @@ class LibpqSession(Session):
             self.pgconn.send_query(statement.encode())
             self._answered(statement)
 
-    def ask(self, prepared: str, *values: int | str) -> bytes | None:
-        """The one value that a prepared query answers; None where it answers no row.
-
-        Args:
-            prepared: Under which name.
-            *values: Its parameters.
-        """
-        bound = [str(value).encode() for value in values]
-        self.pgconn.send_query_prepared(prepared.encode(), bound)
-        answer = self._answered(prepared)
-        return answer.get_value(0, 0) if answer.ntuples else None
-
-    def prepare(self, name: str, sql: str) -> None:
-        """Prepare a query for `ask`.
-
-        Args:
-            name: For `ask`.
-            sql: The query, with $1 and so on.
-        """
-        self.pgconn.send_prepare(name.encode(), sql.encode())
-        self._answered(sql)
-
     def _answered(self, sql: str) -> PGresult:
         """What the server says to the harness's own statement."""
 
