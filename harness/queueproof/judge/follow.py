@@ -47,18 +47,17 @@ def check_lives(
             own += followed.violations
             findings.evidence.update(followed.evidence)
     if len(lives.queues) > 1:
-        findings.evidence["routing", "claims beside another queue's jobs"] += lives.claims
+        findings.evidence["routing", "claims beside another queue's jobs"] += len(lives.claims)
     return routing, cleanup, own
 
 
 def _follow(declared: Declared, lives: Lives, job: str, life: Life) -> CheckResult:
-    acts = life.acts()
     check = _JobCheck(declared, lives, job, life)
-    check.run(lives.certain(acts))
+    check.run(lives.certain(life.acts))
     for later in (False, True):
         # A call that was not answered may have met any job, and with many such calls the
         # explanations are too many: only a life that has none without them is read with them.
-        if not check.explained and (more := lives.possible(acts, later=later)):
+        if not check.explained and (more := lives.possible(life.acts, later=later)):
             check = _JobCheck(declared, lives, job, life)
             check.run(more)
     return check.findings
@@ -66,8 +65,8 @@ def _follow(declared: Declared, lives: Lives, job: str, life: Life) -> CheckResu
 
 def _check_routing(job: str, life: Life) -> list[Violation]:
     """A claim names the queue that it takes from."""
-    homes = [entry.call.queue for entry in life.entries if entry.kind == "enqueue"]
-    claims = {entry.call.index: entry.call for entry in life.entries if entry.kind == "claim"}
+    homes = [act.call.queue for act in life.acts if act.kind == "enqueue"]
+    claims = {act.call.index: act.call for act in life.acts if act.kind == "claim"}
     return [
         Violation(
             "routing",
@@ -90,10 +89,10 @@ def _check_cleanup(job: str, life: Life, findings: CheckResult) -> list[Violatio
     for looked_at, state, clean, kept in life.looks:
         # What is repeated changes nothing (rule 6): the first answer to the last holder counts.
         ended: dict[int, float] = {}
-        for entry in life.entries:
-            ends = entry.kind in {"complete", "fail"} and entry.answer == "accepted"
-            if ends and entry.holder is not None and entry.call.invoked < looked_at:
-                ended.setdefault(entry.holder, entry.call.began)
+        for act in life.acts:
+            ends = act.kind in {"complete", "fail"} and act.answer == "accepted"
+            if ends and act.holder is not None and act.call.invoked < looked_at:
+                ended.setdefault(act.holder.index, act.call.began)
         waits = state in {"queued", "running"}
         since = max(ended.items(), default=(0, -FOREVER))[1]
         young = clean.ended - since < clean.delay - ROUNDED_UP
@@ -283,7 +282,7 @@ class _JobCheck:
 
     def _starved(self, act: Act, configs: list[_Config]) -> Violation | None:
         """A job was free during a whole sweep and not taken, beside jobs that cannot run."""
-        if not any(entry.kind == "enqueue" for entry in self.life.entries):
+        if not any(one.kind == "enqueue" for one in self.life.acts):
             return None  # only the queue knows when it is due
         ready = all(
             job.phase == Phase.QUEUED and job.claims == 0 and self._due_by(job) < act.call.began
@@ -299,7 +298,7 @@ class _JobCheck:
 
     def _of_others(self, hindrance: Hindrance) -> Hindrance:
         """The same without this job, which may itself be one of another queue."""
-        calls = [entry.call for entry in self.life.entries if entry.kind == "enqueue"]
+        calls = [act.call for act in self.life.acts if act.kind == "enqueue"]
         own = sum(call.queue != "default" for call in calls)
         return hindrance._replace(elsewhere=hindrance.elsewhere - own)
 
@@ -308,7 +307,7 @@ class _JobCheck:
 
         A delay may be kept in whole minutes: what comes late waits for nobody else.
         """
-        calls = [entry.call for entry in self.life.entries if entry.kind == "enqueue"]
+        calls = [act.call for act in self.life.acts if act.kind == "enqueue"]
         late = ROUNDED_UP if any(call.delay for call in calls) else SHORT
         return max([job.due, *(call.ended + call.delay for call in calls)]) + late
 
@@ -353,7 +352,7 @@ class _JobCheck:
         """
         if seen is not None:
             return seen not in FINISHED
-        later = (one for one in self.life.entries if one.call.index > sweep.call.index)
+        later = (one for one in self.life.acts if one.call.index > sweep.call.index)
         told = (one.kind for one in later if one.answer == "accepted")
         return next((kind for kind in told if kind in {"claim", "enqueue"}), "") == "claim"
 
@@ -508,11 +507,7 @@ class _JobCheck:
             case "claim" if job.phase == Phase.RUNNING or job.released:
                 if job.crashed:
                     return "stale-recovery", "jobs of crashed workers claimed again"
-            case "claim" if (
-                act.answer == "accepted"
-                and job.claims == 0
-                and any(e.beside for e in self.life.entries if e.call.index == call.index)
-            ):
+            case "claim" if act.answer == "accepted" and job.claims == 0 and act.beside:
                 return "no-starvation", "jobs claimed beside others that could not run"
             case "claim" if act.answer == "accepted" and job.rests_until:
                 return "backoff", "failed jobs claimed again after their wait"

@@ -112,7 +112,9 @@ class Act(NamedTuple):
         named: False for an operation of the job's worker that names another job: a heartbeat, or
             what was accepted after its claim had ended.
         seen: The state that an observation reported.
-        recovery: The last moment before a claim's answer at which a recovery was under way.
+        recovery: The last moment before a claim's answer at which a recovery was under way; 0
+            where no other claim got the job.
+        beside: For a claim: whether there were jobs that could not run.
     """
 
     call: Call
@@ -122,6 +124,7 @@ class Act(NamedTuple):
     named: bool = True
     seen: State | None = None
     recovery: float = 0.0
+    beside: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
