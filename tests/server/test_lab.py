@@ -493,7 +493,7 @@ def test_opening_a_gate_passes_exactly_one(lab_of: LabOf, gate: Gate, gates: int
     producer = lab.session("producer")
     producer.run("INSERT INTO jobs SELECT FROM generate_series(1, 2)")
     producer.run("INSERT INTO audit VALUES (1)")
-    lab.close_gates()
+    lab.stops = True
     session = lab.session("w1")
     done = "WITH done AS (UPDATE jobs SET state = 'completed' RETURNING id)"
     count = "(SELECT count(*) FROM done)"

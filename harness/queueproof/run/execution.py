@@ -118,7 +118,7 @@ class Execution:
         """Have operations stop between their statements and inside them, or not any more."""
         if split != self.state.splitting:
             self.state.splitting = split
-            self.lab.close_gates(closed=split)
+            self.lab.stops = split
 
     def _enqueue(self, specs: Sequence[JobSpec]) -> None:
         """Enqueue jobs; several in one transaction of the producer's, where its SQL allows that."""
