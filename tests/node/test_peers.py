@@ -42,7 +42,7 @@ class PeerLab(Lab):
 
     def _run_install(self) -> None:
         assert isinstance(self.queue, WorkerQueue)
-        with self.queue.spawn("the installer") as process:
+        with WorkerProcess(self.queue, "the installer") as process:
             assert process.ask(self.queue.request("install", dsn=self.conninfo), seconds=60) == {}
 
 
@@ -108,7 +108,7 @@ def workers_of(server: Server, request: pytest.FixtureRequest) -> Iterator[Worke
             stack.callback(lab.close)
 
             def begin(name: str) -> Worker:
-                process = stack.enter_context(queue.spawn(name))
+                process = stack.enter_context(WorkerProcess(queue, name))
                 message = queue.request("init", dsn=lab.conninfo, queue="default")
                 queue.described_by(process.ask(message))
                 worker = Worker(lab, process, name)
@@ -218,7 +218,7 @@ def node_worker(tmp_path: Path) -> Iterator[WorkerProcess]:
         const open = async () => ({{ claim, complete }})
         await serve({{ facts: {{}}, takes: {{}}, install: null, open }})
     """)
-    with WorkerQueue("a worker", ["node", str(worker)]).spawn("w1") as process:
+    with WorkerProcess(WorkerQueue("a worker", ["node", str(worker)]), "w1") as process:
         offered = process.ask({"op": "init", "dsn": ""})["operations"]
         assert offered == ["claim", "complete", "clock"]
         yield process

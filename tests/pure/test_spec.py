@@ -8,7 +8,8 @@ from dataclasses import replace
 import pytest
 
 from queueproof.history.calls import Answer
-from queueproof.judge.spec import Act, Breach, Declared, Job, Phase, step
+from queueproof.judge.spec import Act, Declared, Job, Phase, step
+from queueproof.judge.violations import Violation
 from queueproof.schedule.moments import grace
 from tests.fix_histories import LEASE, Case, Told, cases
 
@@ -28,7 +29,7 @@ def acts(story: str) -> list[Act]:
 def steps(jobs: Sequence[Job], act: Act, rules: Declared = LEASED) -> list[Job]:
     """The states in which jobs may be after an act; none where it is a breach."""
     outcomes = [step(rules, before, act) for before in jobs]
-    return [job for one in outcomes if not isinstance(one, Breach) for job in one]
+    return [job for one in outcomes if not isinstance(one, Violation) for job in one]
 
 
 def life(story: str | Sequence[Act], rules: Declared = LEASED) -> list[Job]:
@@ -48,8 +49,8 @@ def phases(jobs: Sequence[Job]) -> set[Phase]:
 def blamed(jobs: Sequence[Job], late: Act, rules: Declared = LEASED) -> set[str]:
     """The guarantees that an act breaks in some states; empty if it is legal in one of them."""
     outcomes = [step(rules, job, late) for job in jobs]
-    breaches = {outcome.guarantee for outcome in outcomes if isinstance(outcome, Breach)}
-    return breaches if breaches and all(isinstance(o, Breach) for o in outcomes) else set()
+    breaches = {outcome.guarantee for outcome in outcomes if isinstance(outcome, Violation)}
+    return breaches if breaches and all(isinstance(o, Violation) for o in outcomes) else set()
 
 
 @cases("""

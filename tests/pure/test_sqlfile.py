@@ -486,7 +486,7 @@ def test_an_answer_without_id_is_an_error(operation: str) -> None:
         run(loaded.begin(operation), rows(jid=["7"]))
     with pytest.raises(QueueError, match="returned no columns; add RETURNING id") as caught:
         run(loaded.begin(operation), changed(1))
-    assert Source(PATH, loaded.blocks[operation].line) == caught.value.source
+    assert Source(PATH, loaded.blocks[operation].source.line) == caught.value.source
     with pytest.raises(QueueError, match="returns two columns named id: give one another name"):
         run(loaded.begin(operation), Result(columns=("id", "id")))
 
@@ -643,7 +643,7 @@ def test_a_generated_file_comes_back(bodies: dict[str, list[str]]) -> None:
     for name, block in loaded.blocks.items():
         written = [s.partition("--")[0].strip() for s in bodies[name]]
         assert written == [s.text for s in block.statements]
-        assert f"-- name: {name}" == lines[block.line - 1]
+        assert f"-- name: {name}" == lines[block.source.line - 1]
         for statement in block.statements:
             assert lines[statement.source.line - 1].startswith(statement.text)
             assert (":worker" in statement.text) == ("worker" in statement.parameters)

@@ -21,7 +21,7 @@ from queueproof.errors import QueueproofError, ServerError
 from queueproof.postgres import Server
 from queueproof.queues.client import Responder, describe, serve
 from queueproof.queues.resolve import resolve
-from queueproof.queues.worker import WorkerQueue
+from queueproof.queues.worker import WorkerProcess, WorkerQueue
 from tests.fix_places import ROOT
 from tests.fix_programs import finished
 from tests.fix_queues import Write, answered
@@ -119,7 +119,7 @@ def test_a_class_works_in_a_process_of_its_own(write: Write) -> None:
     assert {"payload"} == queue.takes("enqueue")
     assert timedelta(seconds=30) == queue.lease
     assert queue.moves_clock
-    with queue.spawn("w1") as process:
+    with WorkerProcess(queue, "w1") as process:
         queue.described_by(process.ask(queue.request("init", dsn=DSN, queue="default")))
         assert timedelta(seconds=30) == queue.lease
         assert answered(queue, process, "enqueue", payload="{}") == ["7"]
@@ -422,11 +422,11 @@ def test_a_class_with_a_connection_of_its_own(server: Server, write: Write, kind
     queue = hosted(f"{write(ON_PSYCOPG)}:{kind}")
     with server.database() as dsn:
         init = queue.request("init", dsn=dsn, queue="default")
-        with queue.spawn("the installer") as installer:
+        with WorkerProcess(queue, "the installer") as installer:
             assert "42P01" in str(installer.ask(init))
-        with queue.spawn("the installer") as installer:
+        with WorkerProcess(queue, "the installer") as installer:
             assert answered(queue, installer, "install", dsn=dsn) is None
-        with queue.spawn("w1") as process:
+        with WorkerProcess(queue, "w1") as process:
             queue.described_by(process.ask(init))
             (identifier,) = answered(queue, process, "enqueue", payload='{"a": [1]}')
             (claim,) = answered(queue, process, "claim", worker="u1", limit=1)

@@ -393,7 +393,7 @@ def test_a_queue_that_completes_nothing_says_so(ground: Ground) -> None:
 
 def at_line(asked: SqlFileQueue, block: str, below: int, words: str) -> tuple[SqlFileQueue, str]:
     """A queue, and what is told of a line so far below a block's name."""
-    return asked, rf"^q\.sql:{asked.blocks[block].line + below}: .*{words}"
+    return asked, rf"^q\.sql:{asked.blocks[block].source.line + below}: .*{words}"
 
 
 UNKNOWN = COMPLETE.replace("(id)", "(id, attempt)").replace("= :id", "= :id + :attempt")

@@ -464,15 +464,16 @@ def test_what_was_cancelled_before_it_was_prepared_is_prepared_anew(lab_of: LabO
 
 
 def test_a_transaction_of_somebody_elses_keeps_its_now(lab_of: LabOf) -> None:
-    """However often the clock is moved while it is open, before and after."""
+    """However often the clock is moved beside a transaction of ours, before and after."""
     lab = lab_of(GATED)
     lab.advance(MOVED)
+    lab.session("w1").run("BEGIN")
     with psycopg.connect(lab.conninfo) as elsewhere:
         now = elsewhere.execute("SELECT now()").fetchone()
         for _ in range(3):
-            lab.advance(MOVED, beside=True)
+            lab.advance(MOVED)
             assert elsewhere.execute("SELECT now()").fetchone() == now
-    assert is_moved(ahead(lab.session("w1"), "now()") - 3 * MOVED)
+    assert is_moved(ahead(lab.session("w2"), "now()") - 3 * MOVED)
 
 
 def test_a_dead_workers_backend_goes_where_the_queue_can_see_it(lab_of: LabOf) -> None:
@@ -492,7 +493,7 @@ def test_opening_a_gate_passes_exactly_one(lab_of: LabOf, gate: Gate, gates: int
     producer = lab.session("producer")
     producer.run("INSERT INTO jobs SELECT FROM generate_series(1, 2)")
     producer.run("INSERT INTO audit VALUES (1)")
-    lab.close_gates()
+    lab.stops = True
     session = lab.session("w1")
     done = "WITH done AS (UPDATE jobs SET state = 'completed' RETURNING id)"
     count = "(SELECT count(*) FROM done)"

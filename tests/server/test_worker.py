@@ -51,7 +51,7 @@ def queue_of(code: str) -> WorkerQueue:
 def spawn() -> Iterator[Spawn]:
     """Starts workers, and ends them after the test."""
     with ExitStack() as stack:
-        yield lambda code: stack.enter_context(queue_of(code).spawn("w1"))
+        yield lambda code: stack.enter_context(WorkerProcess(queue_of(code), "w1"))
 
 
 @pytest.fixture
@@ -92,7 +92,7 @@ def test_a_command_line_that_cannot_work_says_what_to_write(
         resolve(name)
     Path("worker.sh").chmod(0o700)
     with pytest.raises(WorkerError, match=r"exec: \./worker\.sh cannot be started: Exec format"):
-        resolve("exec: ./worker.sh").spawn("w1")  # type: ignore[attr-defined]
+        WorkerProcess(resolve("exec: ./worker.sh"), "w1")  # type: ignore[arg-type]
 
 
 def test_the_digest_changes_with_the_arguments_and_files_among_them(tmp_path: Path) -> None:
@@ -385,8 +385,8 @@ def test_kill_ends_the_whole_family(spawn: Spawn, *, stopped: bool) -> None:
 
 
 HARNESS = """
-import os, signal, sys; from queueproof.queues.worker import WorkerQueue
-def begin(code): return WorkerQueue('q', [sys.executable, '-c', code]).spawn('w1')
+import os, signal, sys; from queueproof.queues.worker import WorkerProcess, WorkerQueue
+def begin(code): return WorkerProcess(WorkerQueue('q', [sys.executable, '-c', code]), 'w1')
 def begun(worker): return worker.ask({'op': 'x'})['pid']
 """
 
@@ -439,13 +439,13 @@ def test_a_group_whose_number_is_a_strangers_stays(spawn: Spawn) -> None:
 
 def live_through(queue: WorkerQueue, dsn: str) -> None:
     """Put a template through the life of a few jobs."""
-    with queue.spawn("the installer") as installer:
+    with WorkerProcess(queue, "the installer") as installer:
         queue.described_by(installer.ask(queue.request("init", dsn=dsn, queue="default")))
         assert answered(queue, installer, "install", dsn=dsn) is None
     offered = {"install", "enqueue", "claim", "complete", "fail", "heartbeat", "recover", "jobs"}
     assert offered == queue.offers
     nothing = timedelta(0)
-    with queue.spawn("w1") as one, queue.spawn("w2") as two:
+    with WorkerProcess(queue, "w1") as one, WorkerProcess(queue, "w2") as two:
         for worker in (one, two):
             worker.ask(queue.request("init", dsn=dsn, queue="default"))
         ids = [

@@ -79,7 +79,7 @@ class HostedWorkers:
 
     def _started(self, stack: ExitStack, count: int, init: Json) -> list[WorkerProcess]:
         names = [f"worker {number + 1}" for number in range(count)]
-        processes = [stack.enter_context(self._queue.spawn(name)) for name in names]
+        processes = [stack.enter_context(WorkerProcess(self._queue, name)) for name in names]
 
         def begin() -> Steps:
             self._queue.described_by((yield init))
@@ -90,11 +90,11 @@ class HostedWorkers:
     def _install(self) -> None:
         request = self._queue.request("install", dsn=self._conninfo)
         try:
-            with self._queue.spawn("the installer") as installer:
+            with WorkerProcess(self._queue, "the installer") as installer:
                 self._queue.described_by(installer.ask(self._init, waits.BEGIN))
                 self._queue.read_error("install", installer.ask(request, waits.BEGIN))
         except WorkerError:  # its init may want the tables
-            with self._queue.spawn("the installer") as installer:
+            with WorkerProcess(self._queue, "the installer") as installer:
                 self._queue.read_error("install", installer.ask(request, waits.BEGIN))
                 self._queue.described_by(installer.ask(self._init, waits.BEGIN))
         if not self._queue.completes:
@@ -158,7 +158,7 @@ class HostedWorkers:
         if "jobs" not in self._queue.offers:
             return None
         request = self._queue.request("jobs")
-        with self._queue.spawn("the reader") as reader:
+        with WorkerProcess(self._queue, "the reader") as reader:
             self._queue.described_by(reader.ask(self._init, waits.BEGIN))
             rows = self._read("jobs", request, reader.ask(request, waits.BULK))
         return {row.id.encode(): row.state.encode() for row in rows}

@@ -142,8 +142,7 @@ def _place(block: Block, fields: list[Field], name: str) -> int:
     for field in fields:
         if field.name == name:
             return field.place
-    source = Source(block.statements[0].source.path, block.line)
-    raise QueueError(f"{block.name} must return a column {name}", source)
+    raise QueueError(f"{block.name} must return a column {name}", block.source)
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ import cloudpickle
 
 from queueproof.examine.processes import Processes
 from queueproof.examine.work import Done, done_here
-from queueproof.postgres.server import Lent
+from queueproof.postgres import Server
 
 
 class Seat:
@@ -33,7 +33,7 @@ class Seat:
         given: What else goes to it with each unit; see `done_here`.
     """
 
-    def __init__(self, lent: Lent, queue: bytes, given: bytes) -> None:
+    def __init__(self, lent: Server, queue: bytes, given: bytes) -> None:
         self._made_from = lent, queue, given
         self._process = Processes(1, lent, queue)
 

@@ -19,7 +19,6 @@ from queueproof.ending import end_process, in_one_piece
 from queueproof.errors import QueueproofError
 from queueproof.machine import processors
 from queueproof.postgres import Server
-from queueproof.postgres.server import Lent
 from queueproof.postgres.sources import borrowed
 from queueproof.run.lab import Lab
 from queueproof.run.open import open_lab
@@ -83,7 +82,7 @@ class Processes(ProcessPoolExecutor):
         queue: See `processes`.
     """
 
-    def __init__(self, count: int, lent: Lent | None, queue: bytes | None) -> None:
+    def __init__(self, count: int, lent: Server | None, queue: bytes | None) -> None:
         with in_one_piece():
             super().__init__(
                 count,
@@ -155,14 +154,14 @@ def end_without_parent() -> None:
     Thread(target=watch, daemon=True).start()
 
 
-def _begin(lent: Lent | None, queue: bytes | None) -> None:
+def _begin(lent: Server | None, queue: bytes | None) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent's to handle
     end_without_parent()
     if lent is not None:
         stack = ExitStack()
         # Before the watchdog goes, which sees to the processes of a queue's workers.
         Finalize(None, stack.close, exitpriority=0)
-        if lent.server is not None:
+        if lent.shared:
             call_workers_apart(os.getpid())
         try:
             _server.append(stack.enter_context(borrowed(lent)))

@@ -13,17 +13,7 @@ from typing import NamedTuple
 
 from queueproof.history.calls import Call
 from queueproof.judge.lives import Hindrance, Life, Lives
-from queueproof.judge.spec import (
-    FINISHED,
-    FOREVER,
-    SHORT,
-    Act,
-    Breach,
-    Declared,
-    Job,
-    Phase,
-    step,
-)
+from queueproof.judge.spec import FINISHED, FOREVER, SHORT, Act, Declared, Job, Phase, step
 from queueproof.judge.violations import CheckResult, Violation
 from queueproof.queues.model import State
 from queueproof.schedule.moments import ROUNDED_UP
@@ -57,18 +47,17 @@ def check_lives(
             own += followed.violations
             findings.evidence.update(followed.evidence)
     if len(lives.queues) > 1:
-        findings.evidence["routing", "claims beside another queue's jobs"] += lives.claims
+        findings.evidence["routing", "claims beside another queue's jobs"] += len(lives.claims)
     return routing, cleanup, own
 
 
 def _follow(declared: Declared, lives: Lives, job: str, life: Life) -> CheckResult:
-    acts = life.acts()
     check = _JobCheck(declared, lives, job, life)
-    check.run(lives.certain(acts))
+    check.run(lives.certain(life.acts))
     for later in (False, True):
         # A call that was not answered may have met any job, and with many such calls the
         # explanations are too many: only a life that has none without them is read with them.
-        if not check.explained and (more := lives.possible(acts, later=later)):
+        if not check.explained and (more := lives.possible(life.acts, later=later)):
             check = _JobCheck(declared, lives, job, life)
             check.run(more)
     return check.findings
@@ -76,8 +65,8 @@ def _follow(declared: Declared, lives: Lives, job: str, life: Life) -> CheckResu
 
 def _check_routing(job: str, life: Life) -> list[Violation]:
     """A claim names the queue that it takes from."""
-    homes = [entry.call.queue for entry in life.entries if entry.kind == "enqueue"]
-    claims = {entry.call.index: entry.call for entry in life.entries if entry.kind == "claim"}
+    homes = [act.call.queue for act in life.acts if act.kind == "enqueue"]
+    claims = {act.call.index: act.call for act in life.acts if act.kind == "claim"}
     return [
         Violation(
             "routing",
@@ -100,10 +89,10 @@ def _check_cleanup(job: str, life: Life, findings: CheckResult) -> list[Violatio
     for looked_at, state, clean, kept in life.looks:
         # What is repeated changes nothing (rule 6): the first answer to the last holder counts.
         ended: dict[int, float] = {}
-        for entry in life.entries:
-            ends = entry.kind in {"complete", "fail"} and entry.answer == "accepted"
-            if ends and entry.holder is not None and entry.call.invoked < looked_at:
-                ended.setdefault(entry.holder, entry.call.began)
+        for act in life.acts:
+            ends = act.kind in {"complete", "fail"} and act.answer == "accepted"
+            if ends and act.holder is not None and act.call.invoked < looked_at:
+                ended.setdefault(act.holder.index, act.call.began)
         waits = state in {"queued", "running"}
         since = max(ended.items(), default=(0, -FOREVER))[1]
         young = clean.ended - since < clean.delay - ROUNDED_UP
@@ -191,7 +180,7 @@ class _JobCheck:
                 continue
             reached, breach = self._explore(configs, acts, open_acts, n)
             if not reached:
-                because = breach or Breach("single-claim", "no order of the calls explains this")
+                because = breach or Violation("single-claim", "no order of the calls explains this")
                 refused = act.answer == "rejected" and because.guarantee == "live-lease"
                 raced = self._raced(configs, acts, open_acts) if refused else None
                 because, call = raced or (because, act.call)
@@ -232,7 +221,7 @@ class _JobCheck:
         acts: Sequence[Act],
         open_acts: set[int],
         target: int | None = None,
-    ) -> tuple[list[_Config], Breach | None]:
+    ) -> tuple[list[_Config], Violation | None]:
         """All explanations in which `target` has taken effect, or why there is none.
 
         Without a target: all that the open acts allow.
@@ -243,13 +232,13 @@ class _JobCheck:
         if target is not None and open_acts == {target} and not (others or only.applied):
             # Nothing else can have come first: what follows would do the same, more slowly.
             outcome = step(self.declared, only.job, acts[target])
-            if isinstance(outcome, Breach):
+            if isinstance(outcome, Violation):
                 return [], outcome
             return sorted((_Config(job, frozenset()) for job in outcome), key=_plainest_last), None
         reached: list[_Config] = []
         found = dict.fromkeys(configs)
         frontier = list(configs)
-        breach: Breach | None = None
+        breach: Violation | None = None
         while frontier:
             config = frontier.pop()
             if target in config.applied:
@@ -259,7 +248,7 @@ class _JobCheck:
                 if not _after_whom_it_waited_for(acts, n, open_acts - config.applied):
                     continue
                 outcome = step(self.declared, config.job, acts[n])
-                if isinstance(outcome, Breach):
+                if isinstance(outcome, Violation):
                     job = config.job
                     # An operation that may have been late was; so was one beside an enqueue.
                     surer = breach is None or outcome is job.unsure or job.requeued
@@ -275,7 +264,7 @@ class _JobCheck:
 
     def _raced(
         self, configs: list[_Config], acts: Sequence[Act], open_acts: set[int]
-    ) -> tuple[Breach, Call] | None:
+    ) -> tuple[Violation, Call] | None:
         """The open claim that got the job at the same time as its holder.
 
         That the holder is refused may be seen before that answer: it is one violation.
@@ -284,17 +273,16 @@ class _JobCheck:
         for act in claims:
             for config in configs if act.answer == "accepted" else ():
                 outcome = step(self.declared, config.job, act)
-                if isinstance(outcome, Breach) and outcome.guarantee == "single-claim":
+                if isinstance(outcome, Violation) and outcome.guarantee == "single-claim":
                     return outcome, act.call
         return None
 
-    def _violate(self, breach: Breach, call: Call) -> None:
-        violation = Violation(**breach._asdict(), job=self.job, call=call.index)
-        self.findings.violations.append(violation)
+    def _violate(self, breach: Violation, call: Call) -> None:
+        self.findings.violations.append(breach._replace(job=self.job, call=call.index))
 
     def _starved(self, act: Act, configs: list[_Config]) -> Violation | None:
         """A job was free during a whole sweep and not taken, beside jobs that cannot run."""
-        if not any(entry.kind == "enqueue" for entry in self.life.entries):
+        if not any(one.kind == "enqueue" for one in self.life.acts):
             return None  # only the queue knows when it is due
         ready = all(
             job.phase == Phase.QUEUED and job.claims == 0 and self._due_by(job) < act.call.began
@@ -310,7 +298,7 @@ class _JobCheck:
 
     def _of_others(self, hindrance: Hindrance) -> Hindrance:
         """The same without this job, which may itself be one of another queue."""
-        calls = [entry.call for entry in self.life.entries if entry.kind == "enqueue"]
+        calls = [act.call for act in self.life.acts if act.kind == "enqueue"]
         own = sum(call.queue != "default" for call in calls)
         return hindrance._replace(elsewhere=hindrance.elsewhere - own)
 
@@ -319,7 +307,7 @@ class _JobCheck:
 
         A delay may be kept in whole minutes: what comes late waits for nobody else.
         """
-        calls = [entry.call for entry in self.life.entries if entry.kind == "enqueue"]
+        calls = [act.call for act in self.life.acts if act.kind == "enqueue"]
         late = ROUNDED_UP if any(call.delay for call in calls) else SHORT
         return max([job.due, *(call.ended + call.delay for call in calls)]) + late
 
@@ -364,7 +352,7 @@ class _JobCheck:
         """
         if seen is not None:
             return seen not in FINISHED
-        later = (one for one in self.life.entries if one.call.index > sweep.call.index)
+        later = (one for one in self.life.acts if one.call.index > sweep.call.index)
         told = (one.kind for one in later if one.answer == "accepted")
         return next((kind for kind in told if kind in {"claim", "enqueue"}), "") == "claim"
 
@@ -402,11 +390,11 @@ class _JobCheck:
             return
         decided = _decided(configs)
         if decided is not None and (seen in FINISHED or (seen and _acted_on(acts, decided))):
-            self._violate(Breach("final-state", f"the job had {decided}, and {where}"), last)
+            self._violate(Violation("final-state", f"the job had {decided}, and {where}"), last)
             return
         if decided == Phase.COMPLETED:
             because = f"its completion was accepted, and {where} for ever"
-            self._violate(Breach("no-lost-job", because), last)
+            self._violate(Violation("no-lost-job", because), last)
             return
         job = (ended or [config.job for config in configs])[0]
         if job.claims and (ended or seen == "failed"):
@@ -417,13 +405,13 @@ class _JobCheck:
             where = "no claim returns it"
         if seen is None and self.declared.retries and any(one.failed_unheard for one, _ in configs):
             because = f"its fail was not answered, attempts were left, and {where}"
-            self._violate(Breach("no-lost-job", because), last)
+            self._violate(Violation("no-lost-job", because), last)
             return
         if unlisted := [one for one, _ in configs if self._is_unlisted(one, seen)]:
             kind, phase = unlisted[0].end_unheard, unlisted[0].phase
             end = "last fail" if kind == "fail" else kind
             because = f"its {end} was not answered, other {phase} jobs are listed, and {where}"
-            self._violate(Breach("no-lost-job", because), last)
+            self._violate(Violation("no-lost-job", because), last)
             return
         held = [one for one, _ in configs if one.phase == Phase.RUNNING]
         if any(self._is_kept(one, last) for one in held):
@@ -438,7 +426,7 @@ class _JobCheck:
             )
             because = f"{what}, and it never came back: {where}"
             follows = _follows(seen, self.lives.hindered_now())
-            self._violate(Breach("stale-recovery", because, follows=follows), last)
+            self._violate(Violation("stale-recovery", because, follows=follows), last)
             return
         if self.starved and any(self._of_others(self.lives.hindered_now())):
             self.findings.violations.append(self.starved)
@@ -447,18 +435,18 @@ class _JobCheck:
             self._violate(unsure, last)
             return
         self._violate(
-            Breach("no-lost-job", f"the job neither ended nor can be claimed: {where}"), last
+            Violation("no-lost-job", f"the job neither ended nor can be claimed: {where}"), last
         )
 
-    def _too_early(self, job: Job, seen: State | None) -> Breach | None:
+    def _too_early(self, job: Job, seen: State | None) -> Violation | None:
         """A job that failed and had attempts left has ended; None where nobody knows of what."""
         tried = f"{job.claims} of {job.bound} attempts"
         if seen is not None or not self.lives.cleaned:
-            return Breach("retry-given", f"the job failed for good after {tried}")
+            return Violation("retry-given", f"the job failed for good after {tried}")
         if not self.declared.retries:
             return None  # its fail may have ended it, or a cleanup: runs with one of both tell
         because = f"a cleanup took a job that had failed after {tried}"
-        return Breach("no-lost-job", because, follows="retry-given")
+        return Violation("no-lost-job", because, follows="retry-given")
 
     def _was_back(self, configs: Sequence[_Config]) -> bool:
         """It had been taken back and waited, and a cleanup has come."""
@@ -519,11 +507,7 @@ class _JobCheck:
             case "claim" if job.phase == Phase.RUNNING or job.released:
                 if job.crashed:
                     return "stale-recovery", "jobs of crashed workers claimed again"
-            case "claim" if (
-                act.answer == "accepted"
-                and job.claims == 0
-                and any(e.beside for e in self.life.entries if e.call.index == call.index)
-            ):
+            case "claim" if act.answer == "accepted" and job.claims == 0 and act.beside:
                 return "no-starvation", "jobs claimed beside others that could not run"
             case "claim" if act.answer == "accepted" and job.rests_until:
                 return "backoff", "failed jobs claimed again after their wait"

@@ -9,7 +9,7 @@ from heapq import heappop, heappush
 from itertools import chain, takewhile
 from typing import NamedTuple
 
-from queueproof.history.calls import Answer, Call, CallKind, Ref
+from queueproof.history.calls import Call, CallKind, Ref
 from queueproof.judge.spec import FOREVER, Act, ActKind
 from queueproof.queues.model import State
 
@@ -56,23 +56,6 @@ def read(calls: Iterable[Call], watchers: Sequence[Watcher]) -> None:
 # --- the lives of all jobs ----------------------------------------------------------------------
 
 
-class Entry(NamedTuple):
-    """What one call meant for one job: see `spec.Act`.
-
-    Attributes:
-        holder: Index of the claim that the operation names.
-        beside: For a claim: whether there were jobs that could not run.
-    """
-
-    call: Call
-    kind: ActKind
-    answer: Answer = "accepted"
-    holder: int | None = None
-    named: bool = True
-    seen: State | None = None
-    beside: bool = False
-
-
 class Look(NamedTuple):
     """A job was looked at before and after a cleanup, with nothing else in between.
 
@@ -96,8 +79,7 @@ class Life:
     Attributes:
         number: How many jobs had been enqueued or claimed when it first was, itself included; 0:
             it never was.
-        entries: What happened.
-        recovered: By the index of a claim `spec.Act.recovery`, where it may matter.
+        acts: What happened.
         looks: Around cleanups.
         bound: Most attempts; None while no enqueue has named it.
         claims: How often it was claimed.
@@ -107,8 +89,7 @@ class Life:
     """
 
     number: int = 0
-    entries: list[Entry] = field(default_factory=list)
-    recovered: dict[int, float] = field(default_factory=dict)
+    acts: list[Act] = field(default_factory=list)
     looks: list[Look] = field(default_factory=list)
     bound: float | None = None
     claims: int = 0
@@ -122,25 +103,6 @@ class Life:
         if self.bound is None or not self.claims or self.done:
             return ""
         return "removed" if self.cleaned else "held" if self.claims < self.bound else "spent"
-
-    def acts(self) -> list[Act]:
-        """The same as the specification reads it."""
-        claims = {entry.call.index: entry.call for entry in self.entries if entry.kind == "claim"}
-        for call, _, _, holder, *_ in self.entries:
-            if holder is not None and holder not in claims:  # which was not given this job
-                claims[holder] = Call(holder, "claim", call.actor, 0, 0.0)
-        return [
-            Act(
-                claims.get(call.index, call),
-                kind,
-                answer,
-                None if holder is None else claims[holder],
-                named,
-                seen,
-                self.recovered.get(call.index, 0.0) if kind == "claim" else 0.0,
-            )
-            for call, kind, answer, holder, named, seen, _ in self.entries
-        ]
 
 
 class Hindrance(NamedTuple):
@@ -172,7 +134,7 @@ class Lives(Watcher):
         last: The last call.
         lost: Whether the answer of a claim or of a recovery was lost.
         waited: True when a worker waited that must never wait.
-        claims: How many claims there were.
+        claims: Every claim, by its index.
         queues: Those that jobs went to.
         observed: Whether somebody looked at the end.
         refused: Operations with a lost claim that were answered by an error.
@@ -187,7 +149,7 @@ class Lives(Watcher):
         self.last: Call | None = None
         self.lost = False
         self.waited = False
-        self.claims = 0
+        self.claims: dict[int, Call] = {}
         self.queues: set[str] = set()
         self.observed = False
         self.refused = 0
@@ -222,7 +184,7 @@ class Lives(Watcher):
             case "enqueue" if call.ids:
                 self.queues.add(call.queue)
             case "claim":
-                self.claims += 1
+                self.claims[call.index] = call
             case "recover" | "start":  # who begins may take back what it thinks nobody has
                 self._recovering += 1
             case "cleanup":
@@ -236,10 +198,10 @@ class Lives(Watcher):
         if call.answer == "error":
             self.refused += any(self._has_been_lost(ref) for ref in call.refs)
         if call.answer not in {"retry", "error", "pending"}:
-            for job, entry in self._entries(call):
+            for job, act in self._acts(call):
                 life = self._lives[job]
-                life.entries.append(entry)
-                if not life.number and entry.kind in {"enqueue", "claim"}:
+                life.acts.append(act)
+                if not life.number and act.kind in {"enqueue", "claim"}:
                     self._named += 1
                     life.number = self._named
         self._take_effect(call)
@@ -268,8 +230,8 @@ class Lives(Watcher):
 
     def _has_been_lost(self, ref: Ref) -> bool:
         """Whether a job has been claimed since."""
-        entries = self._lives[ref.job].entries
-        return any(one.kind == "claim" and one.call.index > ref.call for one in entries)
+        acts = self._lives[ref.job].acts
+        return any(act.kind == "claim" and act.call.index > ref.call for act in acts)
 
     def _note_unanswered(self, call: Call) -> None:
         """Note calls that may have met any job: unanswered ones, and crashes of their actors."""
@@ -295,46 +257,46 @@ class Lives(Watcher):
             look = Look(first.invoked, state, clean, job in call.states)
             self._lives[job].looks.append(look)
 
-    def _entries(self, call: Call) -> Iterator[tuple[str, Entry]]:
+    def _acts(self, call: Call) -> Iterator[tuple[str, Act]]:
         if self._signs and call.kind in _SIGNS:
             named = {*call.ids, *(ref.job for ref in call.refs)}
             for job in self._holds[call.actor].keys() - named:
-                yield job, Entry(call, "sign")
+                yield job, Act(call, "sign")
         match call.kind:
             case "enqueue" | "recover":
                 for job in call.ids:
-                    yield job, Entry(call, call.kind, call.answer)
+                    yield job, Act(call, call.kind, call.answer)
             case "claim" if call.ids:
                 beside = any(self.hindered_now())
                 for job in call.ids:
                     self._holds[call.actor][job] = call
                     self._holders[job].add(call.actor)
                 for job in (*call.ids, *call.repeated):
-                    yield job, Entry(call, "claim", beside=beside)
+                    yield job, Act(call, "claim", beside=beside)
             case "complete" | "fail" | "complete_many":
                 kind: ActKind = "fail" if call.kind == "fail" else "complete"
                 if call.answer == "accepted":
                     for job in self._beside(call):
-                        yield job, Entry(call, kind, named=False)
+                        yield job, Act(call, kind, named=False)
                 for ref in call.refs:
                     answer = call.answer_for(ref)
                     held = self._holds[call.actor].get(ref.job)
                     if answer == "accepted" and held is not None and held.index == ref.call:
                         self._let_go(call.actor, ref.job)
-                    yield ref.job, Entry(call, kind, answer, ref.call)
+                    yield ref.job, Act(call, kind, answer, self.claims[ref.call])
             case "heartbeat":
                 for ref in call.refs:
-                    yield ref.job, Entry(call, "heartbeat", call.answer, ref.call)
+                    yield ref.job, Act(call, "heartbeat", call.answer, self.claims[ref.call])
                 for job in self._holds[call.actor].keys() - {ref.job for ref in call.refs}:
-                    yield job, Entry(call, "heartbeat", call.answer, named=False)
+                    yield job, Act(call, "heartbeat", call.answer, named=False)
             case "crash":
                 for job in tuple(self._holds[call.actor]):
                     self._let_go(call.actor, job)
-                    yield job, Entry(call, "crash")
+                    yield job, Act(call, "crash")
                 del self._holds[call.actor]
             case "jobs":
                 for job, state in (call.states or {}).items():
-                    yield job, Entry(call, "jobs", seen=state)
+                    yield job, Act(call, "jobs", seen=state)
 
     def _beside(self, call: Call) -> tuple[str, ...]:
         """What an actor holds that ends something: other jobs, where an ended claim is accepted."""
@@ -366,9 +328,11 @@ class Lives(Watcher):
                 if over(self._holds[actor][job], call):
                     self._let_go(actor, job)
             if recovery:
-                life = self._lives[job]
-                if any(e.kind == "claim" and e.call.index != call.index for e in life.entries):
-                    life.recovered[call.index] = recovery
+                acts = self._lives[job].acts
+                claims = [n for n, act in enumerate(acts) if act.kind == "claim"]
+                own = [n for n in claims if acts[n].call is call]
+                for n in own if own != claims else ():
+                    acts[n] = acts[n]._replace(recovery=recovery)
 
     # --- as they are read -----------------------------------------------------------------------
 
@@ -391,10 +355,8 @@ class Lives(Watcher):
         return not self.cleaned and any(
             self.outcome(job) == ("failed" if kind == "fail" else "completed")
             and any(
-                entry.call.kind == kind
-                and entry.answer == "accepted"
-                and entry.call.ended < before.began
-                for entry in life.entries
+                act.call.kind == kind and act.answer == "accepted" and act.call.ended < before.began
+                for act in life.acts
             )
             for job, life in self.each()
         )
@@ -411,8 +373,8 @@ class Lives(Watcher):
             call: The call.
         """
         life = self._lives.get(job)
-        entries = life.entries if life else ()
-        return any(e.kind == "claim" and e.call.index < call.index for e in entries)
+        acts = life.acts if life else ()
+        return any(act.kind == "claim" and act.call.index < call.index for act in acts)
 
     def certain(self, acts: Sequence[Act]) -> list[Act]:
         """The acts of a job, without calls that may have met another job instead."""

@@ -14,6 +14,7 @@ from enum import StrEnum
 from typing import Literal, NamedTuple, TypeAlias
 
 from queueproof.history.calls import Answer, Call, CallKind
+from queueproof.judge.violations import Violation
 from queueproof.queues.model import State
 from queueproof.schedule.moments import DECADE, grace, spoken
 from queueproof.schedule.programs import FaultKind
@@ -34,28 +35,6 @@ class Phase(StrEnum):
 
 
 FINISHED = frozenset({Phase.COMPLETED, Phase.FAILED})
-
-
-class Breach(NamedTuple):
-    """A guarantee that an answer breaks.
-
-    Attributes:
-        guarantee: Its id.
-        because: The sentence that says why.
-        plain: Nothing raced, and no lease was in play: what is doubted because of this guarantee
-            has this cause.
-        doubts: Guarantees of which a plain breach would explain it. A queue that hands out its jobs
-            twice in turn does the same whatever the lease, for instance.
-        alone: It hurts nobody but the worker that did it.
-        follows: The guarantee of which any breach would explain it; empty for none.
-    """
-
-    guarantee: str
-    because: str
-    plain: bool = False
-    doubts: tuple[str, ...] = ()
-    alone: bool = False
-    follows: str = ""
 
 
 class Job(NamedTuple):
@@ -100,7 +79,7 @@ class Job(NamedTuple):
     failed_once: bool = False
     failed_unheard: bool = False
     end_unheard: CallKind | Literal[""] = ""
-    unsure: Breach | None = None
+    unsure: Violation | None = None
     rests_until: float = 0.0
     tokens: int = 0
     again: Call | None = None
@@ -133,7 +112,9 @@ class Act(NamedTuple):
         named: False for an operation of the job's worker that names another job: a heartbeat, or
             what was accepted after its claim had ended.
         seen: The state that an observation reported.
-        recovery: The last moment before a claim's answer at which a recovery was under way.
+        recovery: The last moment before a claim's answer at which a recovery was under way; 0
+            where no other claim got the job.
+        beside: For a claim: whether there were jobs that could not run.
     """
 
     call: Call
@@ -143,6 +124,7 @@ class Act(NamedTuple):
     named: bool = True
     seen: State | None = None
     recovery: float = 0.0
+    beside: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -228,7 +210,7 @@ def certainly_fresh(rules: Declared, job: Job, call: Call) -> bool:
     return call.ended < job.fresh_until
 
 
-def step(rules: Declared, job: Job, act: Act) -> list[Job] | Breach:
+def step(rules: Declared, job: Job, act: Act) -> list[Job] | Violation:
     """The states that a job may be in after an act, or the guarantee that the act breaks.
 
     Args:
@@ -244,7 +226,7 @@ def step(rules: Declared, job: Job, act: Act) -> list[Job] | Breach:
             if unknown:
                 return [job, *_claimed_unseen(rules, job, act)]
             outcome = _claim(rules, job, act)
-            if isinstance(outcome, Breach) and rules.at_least_once and job.unsure is not None:
+            if isinstance(outcome, Violation) and rules.at_least_once and job.unsure is not None:
                 return job.unsure  # a late operation was accepted, and made it run once more
             return outcome
         case "complete" | "fail":
@@ -252,7 +234,7 @@ def step(rules: Declared, job: Job, act: Act) -> list[Job] | Breach:
                 return [_after_ended_claim(job, act)]
             if unknown:
                 outcome = _finish(rules, job, act)
-                if not isinstance(outcome, Breach):
+                if not isinstance(outcome, Violation):
                     first = act.kind == "fail" and job.claims == 1 and not job.exhausted
                     outcome = [_unheard(one, act.call, first=first) for one in outcome]
                 return _perhaps(job, outcome)
@@ -268,7 +250,7 @@ def step(rules: Declared, job: Job, act: Act) -> list[Job] | Breach:
         case "recover":
             if unknown:
                 outcome = _recover(rules, job, act.call)
-                return [job] if isinstance(outcome, Breach) else [job, *outcome]
+                return [job] if isinstance(outcome, Violation) else [job, *outcome]
             return _recover(rules, job, act.call)
         case "crash":
             return [_crash(rules, job, act.call)]
@@ -298,9 +280,9 @@ def _unheard(job: Job, end: Call, *, first: bool) -> Job:
     )
 
 
-def _perhaps(job: Job, outcome: list[Job] | Breach) -> list[Job]:
+def _perhaps(job: Job, outcome: list[Job] | Violation) -> list[Job]:
     """The states after an operation of which nobody knows whether it took effect."""
-    if isinstance(outcome, Breach):
+    if isinstance(outcome, Violation):
         return [job._replace(unsure=job.unsure or outcome)]
     return [job, *outcome]
 
@@ -343,23 +325,23 @@ def _running(rules: Declared, job: Job, call: Call) -> Job:
     )
 
 
-def _claim(rules: Declared, job: Job, act: Act) -> list[Job] | Breach:
+def _claim(rules: Declared, job: Job, act: Act) -> list[Job] | Violation:
     call = act.call
     who = call.actor
     if job.phase == Phase.ABSENT:
-        return Breach("not-early", f"{who} claimed a job that was still being enqueued")
+        return Violation("not-early", f"{who} claimed a job that was still being enqueued")
     if job.phase in FINISHED and job.last is not None and job.last.overlaps(call):
-        return Breach(
+        return Violation(
             "single-claim",
             f"{who} got a job that {job.last.actor} claimed meanwhile and that has {job.phase}",
         )
     if rules.at_most_once and job.last is not None:
         because = f"{who} got a job that {job.last.actor} had claimed, and a claim ends the job"
-        return Breach("single-claim", because)
+        return Violation("single-claim", because)
     if rules.stale_fails and (breach := _revived(job, call)):
         return breach
     if job.phase == Phase.COMPLETED or (job.phase == Phase.FAILED and not _past_bound(job)):
-        return Breach("final-state", f"{who} claimed a job that had already {job.phase}")
+        return Violation("final-state", f"{who} claimed a job that had already {job.phase}")
     if job.phase == Phase.RUNNING and job.holder is not None and _still_held(rules, job, call):
         if rules.one_each and job.holder.actor == who and job.holder is not call:
             again = _running(rules, job, call)
@@ -370,21 +352,21 @@ def _claim(rules: Declared, job: Job, act: Act) -> list[Job] | Breach:
     if (kept := _answered_again(rules, job, call)) is not None:
         return kept if _past_bound(job) else [_running(rules, job, call), *kept]
     if _past_bound(job):
-        return Breach(
+        return Violation(
             "retry-bound",
             f"{who} started attempt {job.claims + 1} of a job that may run "
             f"{'once' if job.bound == 1 else f'{job.bound} times'}",
         )
     if job.claims == 0 and call.ended < job.due:
         early = _shown(job.due - call.ended)
-        return Breach("not-early", f"{who} claimed a job at least {early} before its time")
+        return Violation("not-early", f"{who} claimed a job at least {early} before its time")
     if job.phase == Phase.QUEUED and call.ended < job.rests_until:
         waited = call.ended - (job.rests_until - rules.backoff)
         because = (
             f"{who} claimed a job within {_shown(waited)} of its failure at attempt "
             f"{job.claims}; its `backoff` asks for at least {_shown(rules.backoff)}"
         )
-        return Breach("backoff", because)
+        return Violation("backoff", because)
     return [_running(rules, job, call)]
 
 
@@ -406,13 +388,13 @@ def _answered_again(rules: Declared, job: Job, call: Call) -> list[Job] | None:
     return [job._replace(stale_after=again.stale_after), same]
 
 
-def _revived(job: Job, call: Call) -> Breach | None:
+def _revived(job: Job, call: Call) -> Violation | None:
     """A job is claimed that should have ended as failed with its worker."""
     lapsed = job.phase == Phase.RUNNING and job.crashed and job.stale_after < call.began
     if not lapsed and not (job.phase == Phase.FAILED and job.recovered):
         return None
     because = f"{call.actor} got a job that should have failed when its worker was lost"
-    return Breach("stale-recovery", because)
+    return Violation("stale-recovery", because)
 
 
 def _past_bound(job: Job) -> bool:
@@ -425,13 +407,13 @@ def _still_held(rules: Declared, job: Job, call: Call) -> bool:
     return certainly_fresh(rules, job, call)
 
 
-def _double_hold(rules: Declared, job: Job, holder: Call, act: Act) -> Breach:
+def _double_hold(rules: Declared, job: Job, holder: Call, act: Act) -> Violation:
     """Blame (rule 21): a lease that was taken over, or a claim that raced another."""
     call = act.call
     mine = holder.actor == call.actor
     if job.requeued:
         because = f"{call.actor} got a job that {holder.actor} holds, as it had been enqueued again"
-        return Breach("single-claim", because, alone=mine)
+        return Violation("single-claim", because, alone=mine)
     owner = "the same claim" if holder is call else f"{holder.actor}"
     raced = holder.overlaps(call)
     leased = rules.lease is not None or rules.tied
@@ -443,22 +425,22 @@ def _double_hold(rules: Declared, job: Job, holder: Call, act: Act) -> Breach:
     if not raced and (job.recovered or taken_over):
         because = f"{call.actor} got a job that {owner} holds, while its {rules.fresh}"
         doubts = own if job.recovered else (*own, "single-claim")
-        return Breach("live-lease", because, doubts=doubts, alone=mine)
+        return Violation("live-lease", because, doubts=doubts, alone=mine)
     because = f"{call.actor} got a job that {owner} already holds"
-    return Breach("single-claim", because, plain=not raced, doubts=own, alone=mine)
+    return Violation("single-claim", because, plain=not raced, doubts=own, alone=mine)
 
 
 def _claimed_unseen(rules: Declared, job: Job, act: Act) -> list[Job]:
     """A claim whose answer was lost may have taken the job; its worker is gone."""
     outcome = _claim(rules, job, act)
-    return [] if isinstance(outcome, Breach) else [o._replace(crashed=True) for o in outcome]
+    return [] if isinstance(outcome, Violation) else [o._replace(crashed=True) for o in outcome]
 
 
 def _is_holder(job: Job, act: Act) -> bool:
     return job.holder is not None and job.holder is act.holder
 
 
-def _finish(rules: Declared, job: Job, act: Act) -> list[Job] | Breach:
+def _finish(rules: Declared, job: Job, act: Act) -> list[Job] | Violation:
     verb = "complete" if act.kind == "complete" else "fail"
     if job.phase in {Phase.QUEUED, Phase.RUNNING} and _is_holder(job, act):
         if act.kind == "complete":
@@ -475,7 +457,9 @@ def _finish(rules: Declared, job: Job, act: Act) -> list[Job] | Breach:
     return _accepted_after_its_end(rules, job, act, verb)
 
 
-def _accepted_after_its_end(rules: Declared, job: Job, act: Act, verb: str) -> list[Job] | Breach:
+def _accepted_after_its_end(
+    rules: Declared, job: Job, act: Act, verb: str
+) -> list[Job] | Violation:
     """An operation was accepted although its claim had ended (rules 5 and 6)."""
     who = act.call.actor
     if act.kind == "heartbeat" and rules.worker_heartbeat:
@@ -494,11 +478,11 @@ def _accepted_after_its_end(rules: Declared, job: Job, act: Act, verb: str) -> l
         mine = job.last is not None and job.last.actor == who and job.last is not act.holder
         ended = f"had lost and that had {job.phase}" if job.phase in FINISHED else "had given back"
         because = f"{who} was allowed to {verb} a job that it {ended}"
-    breach = Breach("fencing", because, plain=True, alone=mine)
+    breach = Violation("fencing", because, plain=True, alone=mine)
     return _late(job, act, breach) if rules.at_least_once else breach
 
 
-def _late(job: Job, act: Act, breach: Breach) -> list[Job]:
+def _late(job: Job, act: Act, breach: Violation) -> list[Job]:
     """A late operation may be accepted, and a completion may count (rule 27).
 
     If more comes of it, if the job runs once more, or the attempt that has begun since is not
@@ -529,18 +513,18 @@ def _after_ended_claim(job: Job, act: Act) -> Job:
         f"{act.call.actor} was allowed to {act.kind} a job that it had ended, and lost another"
         " that it holds"
     )
-    return job._replace(unsure=job.unsure or Breach("fencing", because, alone=True))
+    return job._replace(unsure=job.unsure or Violation("fencing", because, alone=True))
 
 
-def _reject(rules: Declared, job: Job, act: Act) -> list[Job] | Breach:
+def _reject(rules: Declared, job: Job, act: Act) -> list[Job] | Violation:
     holds = job.phase == Phase.RUNNING and _is_holder(job, act)
     if holds and act.call.token < job.tokens:
         return [job]  # a heartbeat has changed the token since, and it could not know
     if holds and (rules.tied or rules.lease is not None) and certainly_fresh(rules, job, act.call):
         because = f"{act.call.actor} was refused {act.kind} although it holds the job"
         if job.requeued:
-            return Breach("single-claim", f"{because}, which had been enqueued again")
-        return job.unsure or Breach("live-lease", f"{because} and its {rules.fresh}")
+            return Violation("single-claim", f"{because}, which had been enqueued again")
+        return job.unsure or Violation("live-lease", f"{because} and its {rules.fresh}")
     return [job]
 
 
@@ -573,7 +557,7 @@ def _sign(rules: Declared, job: Job, call: Call) -> Job:
     return job._replace(stale_after=max(job.stale_after, call.ended + rules.lease))
 
 
-def _heartbeat(rules: Declared, job: Job, act: Act) -> list[Job] | Breach:
+def _heartbeat(rules: Declared, job: Job, act: Act) -> list[Job] | Violation:
     # A worker's heartbeat is accepted because the worker lives. If the lease has run out, a
     # claim may have put the job back before, and have answered nothing (rules 14 and 28).
     lapsed = rules.worker_heartbeat and act.call.ended >= job.fresh_until
@@ -590,11 +574,11 @@ def _heartbeat(rules: Declared, job: Job, act: Act) -> list[Job] | Breach:
     return _accepted_after_its_end(rules, job, act, "extend")
 
 
-def _recover(rules: Declared, job: Job, call: Call) -> list[Job] | Breach:
+def _recover(rules: Declared, job: Job, call: Call) -> list[Job] | Violation:
     if job.phase != Phase.RUNNING:
         return [job]
     if certainly_fresh(rules, job, call) and job.holder is not None:
-        return Breach(
+        return Violation(
             "live-lease",
             f"{call.actor} recovered a job from {job.holder.actor}, whose {rules.fresh}",
         )

@@ -13,18 +13,20 @@ class Violation(NamedTuple):
     Attributes:
         guarantee: Its id.
         because: The sentence that says which rule was broken, and how.
-        job: The job concerned, None where it concerns several.
-        call: Index of the call whose answer shows it.
-        plain: See `spec.Breach`.
-        doubts: See `spec.Breach`.
-        alone: See `spec.Breach`.
-        follows: See `spec.Breach`.
+        job: The job concerned; None where it concerns several, and in what `spec.step` answers.
+        call: Index of the call whose answer shows it; -1 in what `spec.step` answers.
+        plain: Nothing raced, and no lease was in play: what is doubted because of this guarantee
+            has this cause.
+        doubts: Guarantees of which a plain breach would explain it. A queue that hands out its jobs
+            twice in turn does the same whatever the lease, for instance.
+        alone: It hurts nobody but the worker that did it.
+        follows: The guarantee of which any breach would explain it; empty for none.
     """
 
     guarantee: str
     because: str
-    job: str | None
-    call: int
+    job: str | None = None
+    call: int = -1
     plain: bool = False
     doubts: tuple[str, ...] = ()
     alone: bool = False

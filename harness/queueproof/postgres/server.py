@@ -112,24 +112,6 @@ class Started(NamedTuple):
     home: Path | None = None
 
 
-class Lent(NamedTuple):
-    """How another process gets a server, which must not show it: it may hold a password.
-
-    Attributes:
-        source: Of one of ours, of which each process starts its own; empty where it is not ours.
-        version: The server_version_num that it has to have.
-        durable: As for `open_server`.
-        trust: The same.
-        server: Somebody's server, which processes share.
-    """
-
-    source: str
-    version: int
-    durable: bool
-    trust: bool
-    server: Server | None
-
-
 def settings(*, durable: bool) -> dict[str, str]:
     """Return the settings of a server that we start.
 
@@ -263,11 +245,15 @@ class Server:
         """Whether we started it, so that it is ours to kill."""
         return self._restart is not None
 
-    def lent(self) -> Lent:
+    @property
+    def shared(self) -> bool:
+        """Whether it is somebody's, on which processes work together; of ours each has its own."""
+        return bool(self._admin) and not self.ours
+
+    def lent(self) -> Server:
         """What another process needs to work on a server like this one; see `sources.borrowed`."""
-        if self.ours:
-            return Lent(self.source, self.version, self.durable, self.trusted, None)
-        return Lent("", self.version, self.durable, self.trusted, replace(self, _watchdog=None))
+        admin = Conninfo() if self.ours else self._admin  # by which the two are told apart there
+        return replace(self, _admin=admin, _watchdog=None, _restart=None)
 
     def restart(self, conninfo: str) -> Conninfo:
         """Kill the server as a crash would, with every session, and start it again.

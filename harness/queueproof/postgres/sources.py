@@ -19,7 +19,6 @@ from queueproof.postgres.environment import no_libpq_variables
 from queueproof.postgres.server import (
     ROLE,
     Conninfo,
-    Lent,
     Server,
     ServerFacts,
     connected,
@@ -88,7 +87,7 @@ def open_server(
 
 
 @contextmanager
-def borrowed(lent: Lent) -> Iterator[Server]:
+def borrowed(lent: Server) -> Iterator[Server]:
     """Use a server like the one that another process has opened, until the end of the block.
 
     It is one of its own where it can be started: a queue sees what belongs to the whole server
@@ -97,18 +96,17 @@ def borrowed(lent: Lent) -> Iterator[Server]:
     Raises:
         ServerUnavailableError: It cannot be started, or is another version on this machine.
     """
-    with ExitStack() as stack:
-        if lent.server is None:
-            own = open_server(lent.source, durable=lent.durable, trust=lent.trust)
-            server = stack.enter_context(own)
-            if server.version != lent.version:
-                here, there = spoken(server.version), spoken(lent.version)
-                raise ServerUnavailableError(
-                    f"its {lent.source} is PostgreSQL {here}, here it is {there}"
-                )
-            yield server
-        else:
-            yield replace(lent.server, _watchdog=stack.enter_context(Watchdog()))
+    if lent.shared:
+        with Watchdog() as watchdog:
+            yield replace(lent, _watchdog=watchdog)
+        return
+    with open_server(lent.source, durable=lent.durable, trust=lent.trusted) as server:
+        if server.version != lent.version:
+            here, there = spoken(server.version), spoken(lent.version)
+            raise ServerUnavailableError(
+                f"its {lent.source} is PostgreSQL {here}, here it is {there}"
+            )
+        yield server
 
 
 def _is_dsn(wanted: str) -> bool:

@@ -7,7 +7,6 @@ from datetime import timedelta
 from difflib import get_close_matches
 from functools import partial
 from itertools import zip_longest
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, get_args
 
 from queueproof.errors import FormatError, Source
@@ -58,24 +57,17 @@ class Block:
 
     Attributes:
         name: As in the file: `schema`, `enqueue`, ...
-        line: Line of `-- name:`.
+        source: Where `-- name:` stands; a statement may stand in an included file.
         mode: `!` counts the rows affected, `#` marks the schema.
         parameters: The declared list, None where there is none.
         statements: At least one.
-        path: The file that it stands in; that of a statement may be an included one.
     """
 
     name: str
-    line: int
+    source: Source
     mode: Mode
     parameters: tuple[str, ...] | None
     statements: tuple[Statement, ...]
-    path: Path
-
-    @property
-    def source(self) -> Source:
-        """Where it begins."""
-        return Source(self.path, self.line)
 
     @property
     def used(self) -> dict[str, Source]:

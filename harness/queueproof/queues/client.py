@@ -276,22 +276,14 @@ def serve(responder: Responder, messages: Iterable[bytes], answers: IO[bytes]) -
         answers.flush()
 
 
-def load(name: str) -> type[Client]:
-    """Import a class that `queueproof.queues.resolve` has checked.
-
-    Args:
-        name: `package.module:Class`.
-    """
-    return cast("type[Client]", resolve_name(name))
-
-
 def main() -> None:
     """Serve the class that the command line names, until stdin ends."""
     # What the library prints is its log; the answers keep the real stdout for themselves.
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
     try:
-        serve(Responder(load(sys.argv[1])), sys.stdin.buffer, answers)
+        kind = cast("type[Client]", resolve_name(sys.argv[1]))  # `queues.resolve` has checked it
+        serve(Responder(kind), sys.stdin.buffer, answers)
     except Exception as error:
         if os.environ.get(TRACEBACK):
             raise

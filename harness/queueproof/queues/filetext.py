@@ -213,7 +213,7 @@ def blocks_of(file: QueueText) -> list[Block]:
     for (start, end), (_, marker) in zip(pairwise(bounds), markers, strict=True):
         block = _block(file, start, marker, end)
         if (same := next((b for b in blocks if b.name == block.name), None)) is not None:
-            file.fail(start, f"block {block.name} stands already in line {same.line}")
+            file.fail(start, f"block {block.name} stands already in line {same.source.line}")
         blocks.append(block)
     return blocks
 
@@ -242,8 +242,8 @@ def _block(file: QueueText, start: int, marker: re.Match[str], end: int) -> Bloc
         replace(statement_at(file, one), otherwise=n in instead) for n, one in enumerate(found)
     )
     parameters = None if listed is None else _parameter_list(file, start, listed)
-    source, mode = file.source(start), _mode(file, start, name, suffix)
-    block = Block(name, source.line, mode, parameters, statements, source.path)
+    mode = _mode(file, start, name, suffix)
+    block = Block(name, file.source(start), mode, parameters, statements)
     check_parameters(file, start, block)
     return block
 

@@ -169,7 +169,7 @@ def including(header: Header, files: Sequence[QueueText], own: Block | None) -> 
     """
     statements = [statement_at(file, statement) for file in files for statement in _script(file)]
     place = header.file.source(header.offset("include"))
-    block = own or Block("schema", place.line, "#", None, (), place.path)
+    block = own or Block("schema", place, "#", None, ())
     block = replace(block, statements=(*statements, *block.statements))
     if not block.statements:
         raise FormatError("include: nothing in these files makes a table", place)

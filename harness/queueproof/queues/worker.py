@@ -301,19 +301,6 @@ class WorkerQueue(Queue):
         line = _shortened(json.dumps(answer))
         raise WorkerError(f"{self.name} answered {operation} with {line}: {message}")
 
-    # --- its processes --------------------------------------------------------------------------
-
-    def spawn(self, name: str) -> WorkerProcess:
-        """Start one more worker.
-
-        Args:
-            name: The worker's, for messages.
-
-        Raises:
-            WorkerError: It cannot be started.
-        """
-        return WorkerProcess(self, name)
-
 
 def from_command(name: str) -> WorkerQueue:
     """The queue that `exec: command` names.
@@ -389,6 +376,13 @@ class WorkerProcess:
     Attributes:
         pid: Its process id, which is also its process group's.
         stdout: The descriptor on which it answers.
+
+    Args:
+        queue: Whose worker it is.
+        name: The worker's, for messages.
+
+    Raises:
+        WorkerError: It cannot be started.
     """
 
     def __init__(self, queue: WorkerQueue, name: str) -> None:

@@ -22,7 +22,6 @@ class Flight:
     generator: Operation[Any]
     step: Step
     do: Do
-    named: Sequence[Claim] = ()
     split: bool = True  # its statements are split from their commits, and stop inside
     whole: bool = False  # nobody acts between its statements, unless it waits
     gated: bool = False  # it has stopped inside its statement

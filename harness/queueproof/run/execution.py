@@ -118,7 +118,7 @@ class Execution:
         """Have operations stop between their statements and inside them, or not any more."""
         if split != self.state.splitting:
             self.state.splitting = split
-            self.lab.close_gates(closed=split)
+            self.lab.stops = split
 
     def _enqueue(self, specs: Sequence[JobSpec]) -> None:
         """Enqueue jobs; several in one transaction of the producer's, where its SQL allows that."""
@@ -203,7 +203,6 @@ class Execution:
             flight = self._do(actor, do)
             if flight is None:
                 return
-        self.state.record.steps += 1
         if flight.gated:
             self.state.note(actor, "goes on")
             self._pass_gate(actor, flight)
@@ -414,7 +413,7 @@ class Execution:
         self.state.moment += 1
         both = kind == "complete_and_claim"
         call = self.state.invoke("complete_many" if kind == "complete_and_claim" else kind, actor)
-        arguments, named = self._arguments(actor, do, call)
+        arguments = self._arguments(actor, do, call)
         claim = self.state.invoke("claim", actor) if both else None
         if claim is not None:
             claim.limit, claim.queue = call.limit, do.queue
@@ -426,27 +425,22 @@ class Execution:
         try:
             step = next(generator)
         except StopIteration as stop:
-            flight = Flight(call, session, generator, Step(""), do, named, claim=claim)
+            flight = Flight(call, session, generator, Step(""), do, claim=claim)
             actor.flight = flight
             self._finish(actor, flight, stop.value)
             return None
         split = self.state.splitting and not do.whole
-        actor.flight = Flight(
-            call, session, generator, step, do, named, split, do.whole, claim=claim
-        )
+        actor.flight = Flight(call, session, generator, step, do, split, do.whole, claim=claim)
         return actor.flight
 
     def _change_connection(self, actor: Actor, flight: Flight) -> None:
         flight.session = self.state.next_of_pool(actor, flight.call)
         flight.between = False
 
-    def _arguments(
-        self, actor: Actor, do: Do, call: Call
-    ) -> tuple[dict[str, object], Sequence[Claim]]:
+    def _arguments(self, actor: Actor, do: Do, call: Call) -> dict[str, object]:
         arguments: dict[str, object] = {"queue": do.queue, "worker": actor.identity}
         if self.queue.lease_time is not None:
             arguments["lease"] = self.queue.lease_time
-        named: list[Claim] = []
         match do.kind:
             case "enqueue":
                 spec = self.state.reserve.popleft()
@@ -461,7 +455,7 @@ class Execution:
                 pass
             case "complete" | "fail" | "heartbeat":
                 ref, claim = actor.claims[do.job]
-                call.refs, named, call.token = (ref,), [claim], actor.renewed[ref]
+                call.refs, call.token = (ref,), actor.renewed[ref]
                 arguments |= {"job": claim, "error": FAILURE}
             case "complete_many" | "complete_and_claim":
                 batch = actor.batch(do.batch, do.part)
@@ -470,14 +464,13 @@ class Execution:
                     call.limit = arguments["limit"] = limit
                 call.refs = tuple(ref for ref, _ in batch)
                 call.token = min(actor.renewed[ref] for ref in call.refs)
-                named = [claim for _, claim in batch]
-                arguments["jobs"] = named
+                arguments["jobs"] = [claim for _, claim in batch]
             case "cleanup":
                 call.delay = do.seconds
                 arguments["age"] = timedelta(seconds=do.seconds)
             case _:
                 pass
-        return arguments, named
+        return arguments
 
     def _finish(self, actor: Actor, flight: Flight, value: Any) -> None:  # noqa: ANN401 - any answer of an operation
         """An operation has answered."""

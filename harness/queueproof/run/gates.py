@@ -89,11 +89,14 @@ class Scheduler(LibpqSession):
         self.run(f"SET search_path = pg_catalog; SET DateStyle = ISO; {waits.IMPATIENT}")
         self._keys: dict[int, tuple[int, int]] = {}  # of each backend: that is held, and the other
         for name, asked in _ASKED.items():
-            self.prepare(name, asked)
+            self.pgconn.send_prepare(name.encode(), asked.encode())
+            self._answered(asked)
 
     def _asked(self, name: str, *values: int | str) -> bytes:
         """The answer to one of its prepared queries."""
-        value = self.ask(name, *values)
+        self.pgconn.send_query_prepared(name.encode(), [str(one).encode() for one in values])
+        answer = self._answered(name)
+        value = answer.get_value(0, 0) if answer.ntuples else None
         if value is None:
             raise ConnectionLostError("the server closed the connection of queueproof itself")
         return value

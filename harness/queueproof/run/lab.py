@@ -97,6 +97,7 @@ class Lab:
         has_own_clock: Whether its operations are code, which may ask its process for the time.
         by_clients: Whether its workers are processes with connections of their own.
         gates: Where inside a statement its sessions can stop.
+        stops: Whether statements that begin from now on stop there.
         ends_transactions: Whether transactions are begun and ended here, as statements are sent.
         chooses_connections: Whether it is said here on which connection a transaction runs.
         remembers: Whether its workers may keep something from one run to the next.
@@ -114,6 +115,8 @@ class Lab:
     remembers = False
     reconnects = False
     unmoved = ""
+    # What is done while one of the harness's own connections is waited for.
+    _meanwhile: waits.Meanwhile | None = None
 
     def __init__(self, queue: Queue, server: Server, conninfo: str) -> None:
         self.queue = queue
@@ -135,7 +138,7 @@ class Lab:
         self._resets = 0
         self._payloads = itertools.count(1)
         self._under_way = False  # a run, in which workers act beside each other
-        self._closed = False  # the gates
+        self.stops = False
         self.started: set[str] = set()
         self._conditions = PLAIN  # of the run that the last reset was for
         self._seed = 0  # the same
@@ -168,11 +171,6 @@ class Lab:
         if self.server.superuser:
             control.run(QUIET)
         return control
-
-    @property
-    def _meanwhile(self) -> waits.Meanwhile | None:
-        """What has to be done while one of the harness's own connections is waited for."""
-        return None
 
     @property
     def sees_neighbours(self) -> bool:
@@ -293,7 +291,7 @@ class Lab:
                 settle(session, _EMPTY)
             except (ConnectionLostError, ServerError):
                 self.discard(session)
-        self._under_way = self._closed = False
+        self._under_way = self.stops = False
         self.started.clear()
         if self.queue.sends_time:
             self.clock.set_by(self._control.moment)
@@ -317,19 +315,11 @@ class Lab:
     def _gate(self, session: LibpqSession) -> None:
         """Have it stop inside its next statement, or no more."""
         gate = self._conditions.gate
-        asks = self._closed and gate in gates.INSIDE and session.name not in {DRAINER, *HARNESS}
+        asks = self.stops and gate in gates.INSIDE and session.name not in {DRAINER, *HARNESS}
         wanted = f"{gate} {gates.ALOUD}" if asks else ""
         if wanted != session.gate and not session.in_transaction:
             session.go_ahead([f"SET {GATE} = '{wanted}'"])
             session.gate = wanted
-
-    def close_gates(self, *, closed: bool = True) -> None:
-        """Have statements stop at their gates that begin from now on, or no more.
-
-        Args:
-            closed: Whether they stop.
-        """
-        self._closed = closed
 
     def _configure(self, session: Session, wanted: Mapping[str, str]) -> None:
         """Set what a session begins with since the last reset, and start its worker."""
@@ -630,14 +620,13 @@ class Lab:
         """Seconds by which the clock of an actor's process should be ahead of real time."""
         return self.clock.shift + self._conditions.skew(actor)
 
-    def advance(self, seconds: float, *, beside: bool = False) -> None:
+    def advance(self, seconds: float) -> None:
         """Move the database's clock forward; transactions that are open keep their `now()`.
 
         Args:
             seconds: How far.
-            beside: Whether some may be open of which no session here knows.
         """
-        busy = beside or any(session.busy for session in self._sessions.values())
+        busy = any(session.busy for session in self._sessions.values())
         self.clock.move(seconds, self._control, forget=not busy)
 
     def defaults(self) -> dict[str, object]:

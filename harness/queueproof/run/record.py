@@ -81,7 +81,6 @@ class Run:
         history: What was asked and answered.
         trace: What happened, in order.
         choices: Every moment at which the schedule chose.
-        steps: Statements that actors sent in the stages.
         staged: Calls that were invoked there; what comes after them ends the run.
         errors: What the server answered to which step, by the index of the call.
         certain: How many choices had been met when several sessions waited and a lock was
@@ -93,7 +92,6 @@ class Run:
     history: History = field(default_factory=History)
     trace: list[Beat] = field(default_factory=list)
     choices: list[Choice] = field(default_factory=list)
-    steps: int = 0
     staged: int = 0
     errors: dict[int, tuple[ServerError, Step]] = field(default_factory=dict)
     certain: int | None = None

@@ -462,28 +462,6 @@ class LibpqSession(Session):
             self.pgconn.send_query(statement.encode())
             self._answered(statement)
 
-    def ask(self, prepared: str, *values: int | str) -> bytes | None:
-        """The one value that a prepared query answers; None where it answers no row.
-
-        Args:
-            prepared: Under which name.
-            *values: Its parameters.
-        """
-        bound = [str(value).encode() for value in values]
-        self.pgconn.send_query_prepared(prepared.encode(), bound)
-        answer = self._answered(prepared)
-        return answer.get_value(0, 0) if answer.ntuples else None
-
-    def prepare(self, name: str, sql: str) -> None:
-        """Prepare a query for `ask`.
-
-        Args:
-            name: For `ask`.
-            sql: The query, with $1 and so on.
-        """
-        self.pgconn.send_prepare(name.encode(), sql.encode())
-        self._answered(sql)
-
     def _answered(self, sql: str) -> PGresult:
         """What the server says to the harness's own statement."""
 
@@ -525,13 +503,12 @@ class LibpqSession(Session):
         self.pgconn.finish()
 
 
-def execute(session: Session, step: Step, seconds: float | None = None) -> Result:
+def execute(session: Session, step: Step) -> Result:
     """Run a statement to its end; for sessions that nobody can make wait.
 
     Args:
         session: The session.
         step: The statement.
-        seconds: How long it may take; None for `waits.STATEMENT`.
 
     Raises:
         ServerError: The server answered with an error.
@@ -539,16 +516,15 @@ def execute(session: Session, step: Step, seconds: float | None = None) -> Resul
         QueueError: The server did not answer in time.
     """
     session.send(step)
-    return settle(session, step, seconds)
+    return settle(session, step)
 
 
-def settle(session: Session, step: Step, seconds: float | None = None) -> Result:
+def settle(session: Session, step: Step) -> Result:
     """The answer to what was sent last, once it is there.
 
     Args:
         session: The session.
         step: What was sent.
-        seconds: How long it may take; None for `waits.STATEMENT`.
 
     Raises:
         ServerError: The server answered with an error.
@@ -557,7 +533,7 @@ def settle(session: Session, step: Step, seconds: float | None = None) -> Result
     """
     if session.ready(waits.SOON):
         return session.result()
-    limit = waits.Limit(seconds or waits.STATEMENT, "an answer")
+    limit = waits.Limit(waits.STATEMENT, "an answer")
     look = waits.SLICE
     try:
         while not session.ready(limit.left(look)):

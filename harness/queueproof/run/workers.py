@@ -55,7 +55,7 @@ class _Conversation:
         self.owner = f"{name} {next(lab.lives)}"
         self.dsn = lab.wire.listen(self.owner)
         try:
-            self.process: WorkerProcess = lab.queue.spawn(name)
+            self.process = WorkerProcess(lab.queue, name)
         except BaseException:
             lab.wire.forget(self.owner)
             raise
@@ -480,16 +480,11 @@ class ClientLab(Lab):
             self._spares.append(self._started())
         return self._spares.popleft()
 
-    @property
-    def _meanwhile(self) -> waits.Meanwhile:
-        """What has to be done while one of the harness's own connections is waited for.
+    def _meanwhile(self) -> None:
+        """Move what workers send while one of the harness's own connections is waited for.
 
-        It may wait for a worker that has begun a transaction and gets no further, as what it sends
-        is moved here.
+        It may wait for a worker that has begun a transaction and gets no further otherwise.
         """
-        return self._attend
-
-    def _attend(self) -> None:
         self.wire.pump(0)
 
     def _make_way(self) -> bool:

@@ -17,7 +17,8 @@ from operator import attrgetter, itemgetter
 from typing import Any, NamedTuple, TypeAlias
 
 from queueproof.history.calls import Call, CallKind
-from queueproof.judge.spec import FINISHED, Act, Breach, Declared, Job, Phase, step
+from queueproof.judge.spec import FINISHED, Act, Declared, Job, Phase, step
+from queueproof.judge.violations import Violation
 from queueproof.schedule.actors import NEMESIS, PROMOTER
 from queueproof.schedule.moments import APART, DAY, past
 from queueproof.schedule.programs import (
@@ -335,7 +336,7 @@ class Space:
         at_once = at.waits and not self.rules.backoff and "promote" not in self.pieces.offers
         free = at.job.phase == Phase.QUEUED and (at.lined or at_once)
         over = self._is_lost(at) and not self.rules.recovers
-        if self._is_last(at) or not (free or over) or isinstance(outcome, Breach):
+        if self._is_last(at) or not (free or over) or isinstance(outcome, Violation):
             return {}
         ends = (*at.ends, "claim") if over else at.ends
         return {"job": outcome[0], "claims": (*at.claims, call), "ends": ends, "lined": True}
@@ -351,7 +352,7 @@ class Space:
             kind = do.kind
         act = Act(self._call(at, kind, who), kind, holder=_claim_of(self._of(at, who), do))
         outcome = step(self.rules, at.job, act)
-        if isinstance(outcome, Breach):
+        if isinstance(outcome, Violation):
             return {}
         again = self.pieces.offer.retries and not self._is_last(at)
         job = outcome[0 if again else -1]
@@ -368,7 +369,7 @@ class Space:
 
     def _recovers(self, at: Situation) -> Mapping[str, Any]:
         outcome = step(self.rules, at.job, Act(self._call(at, "recover", "reaper"), "recover"))
-        if isinstance(outcome, Breach) or not self._is_lost(at):
+        if isinstance(outcome, Violation) or not self._is_lost(at):
             return {}
         # Where no attempts are promised it may end any job, and at best puts it back.
         job = outcome[-1 if self._is_last(at) else 0]
@@ -613,8 +614,8 @@ def _claim_of(claims: Sequence[Call], do: Do) -> Call:
     return claims[-1 if do.part == "one of each" else min(nth, len(claims) - 1)]
 
 
-def _only(outcome: list[Job] | Breach) -> Job:
-    assert not isinstance(outcome, Breach)
+def _only(outcome: list[Job] | Violation) -> Job:
+    assert not isinstance(outcome, Violation)
     return outcome[0]
 
 

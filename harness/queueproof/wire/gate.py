@@ -14,7 +14,6 @@ One thread, one selector: nothing moves but inside `Wire.pump` and the methods t
 
 from __future__ import annotations
 
-import itertools
 import selectors
 import socket
 from collections import deque
@@ -67,7 +66,6 @@ class Connection:
 
     Attributes:
         owner: Whose it is.
-        number: Which of its owner's, from 1, in order of opening.
         pid: Of its backend; 0 until the server has said it.
         held: What stands before the gate.
         disguise: SQLSTATE and message that the client is told instead, if the server says that the
@@ -75,9 +73,8 @@ class Connection:
         closed: Whether it is gone.
     """
 
-    def __init__(self, wire: Wire, owner: str, number: int, opened: socket.socket) -> None:
+    def __init__(self, wire: Wire, owner: str, opened: socket.socket) -> None:
         self.owner = owner
-        self.number = number
         self.pid = 0
         self.held: Held | None = None
         self.disguise: tuple[str, str] | None = None
@@ -455,7 +452,6 @@ class _Owner:
         self.connections: list[Connection] = []
         self._wire = wire
         self._name = name
-        self._numbers = itertools.count(1)
         self._listener = socket.create_server((LOOPBACK, 0))
         self._listener.setblocking(False)  # noqa: FBT003 - the standard library's
         self.port: int = self._listener.getsockname()[1]
@@ -464,8 +460,7 @@ class _Owner:
     def _accept(self) -> None:
         with suppress(BlockingIOError, ConnectionAbortedError):  # it has thought better of it
             opened, _ = self._listener.accept()
-            number = next(self._numbers)
-            self.connections.append(Connection(self._wire, self._name, number, opened))
+            self.connections.append(Connection(self._wire, self._name, opened))
 
     def close(self) -> None:
         """Close the port and every connection."""
