@@ -21,13 +21,13 @@ from queueproof.errors import ServerError
 from queueproof.guarantees.catalogue import CATALOGUE
 from queueproof.probes.filling import Filling, NotMultipliedError
 from queueproof.probes.plans import explain
-from queueproof.probes.probe import Probe, Seen, Tell, asked, claimed, enqueue, stepped, untold
+from queueproof.probes.probe import Probe, Seen, Tell, asked, claimed, enqueue, untold
 from queueproof.probes.serving import ServingIndex, join_of_all, serving_index
-from queueproof.queues.model import Claim, Operation, Result, Step
+from queueproof.queues.model import Claim, Operation, Result, Step, watched
 from queueproof.queues.offer import Offer
 from queueproof.queues.sqltext import first_keyword
 from queueproof.run.lab import Lab
-from queueproof.run.session import Session, drive, execute
+from queueproof.run.session import Session, drive, execute, noted
 from queueproof.schedule.moments import DAY, MOMENT
 
 GROWTH, SLACK = 1.5, 32  # rule 17: both must be passed
@@ -681,14 +681,14 @@ class _Meter:
             return self._counted_by_server(session, operation)
         statements: list[tuple[str, int]] = []
 
-        def act(step: Step) -> Result:
+        def act(session: Session, step: Step) -> Result:
             if first_keyword(step.sql) in _UNCOUNTED:
                 return execute(session, step)
             result, buffers = _count(session, step)
             statements.append((step.sql, buffers))
             return result
 
-        claims = claimed(stepped(operation, act))
+        claims = claimed(drive(session, operation, act))
         return statements, claims
 
     def _counted_by_server(
@@ -706,13 +706,7 @@ class _Meter:
             raise _UnmeasurableError("counters of programs' sessions need PostgreSQL 15 or later")
         before = lab.touched()
         statements: list[str] = []
-
-        def act(step: Step) -> Result:
-            if step.request is None:
-                statements.append(step.sql)
-            return execute(session, step)
-
-        claims = claimed(stepped(operation, act))
+        claims = claimed(drive(session, noted(operation, statements)))
         longest = max(statements, key=len, default="")
         return [(longest, lab.touched() - before)], claims
 
@@ -721,15 +715,14 @@ class _Meter:
         session = self.lab.session("w1")
         self.enqueue(1 + self._joins)
 
-        def act(step: Step) -> Result:
+        def see(step: Step) -> None:
             if step.sql == guilty:
                 self.slope.guilty = (guilty, explain(session, step))
                 self._advise(guilty)
-            return execute(session, step)
 
-        claims = claimed(stepped(self._asked(), act))
+        claims = claimed(drive(session, watched(self._asked(), see)))
         if self._joins:
-            stepped(self._asked(claims), act)
+            drive(session, watched(self._asked(claims), see))
         if session.in_transaction:
             session.run("ROLLBACK")
 

@@ -593,12 +593,15 @@ def _shown(sql: str) -> str:
     return textwrap.shorten(sql, 200, placeholder=" ...")
 
 
-def drive(session: Session, operation: Operation[T]) -> T:
+def drive(
+    session: Session, operation: Operation[T], act: Callable[[Session, Step], Result] = execute
+) -> T:
     """Run an operation alone, from its first statement to its answer.
 
     Args:
         session: Its connection.
         operation: The operation, not begun yet.
+        act: Executes a step.
 
     Raises:
         ServerError: The server answered with an error that the operation does not handle.
@@ -607,7 +610,7 @@ def drive(session: Session, operation: Operation[T]) -> T:
     try:
         step = next(operation)
         while True:
-            step = operation.send(execute(session, step))
+            step = operation.send(act(session, step))
     except StopIteration as stop:
         answer: T = stop.value
         return answer
