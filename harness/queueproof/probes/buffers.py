@@ -426,7 +426,7 @@ class _Meter:
         self.lab = lab
         self._tell = tell
         self._begun, self._share = 0.0, 0.0  # of the whole, as fractions
-        self.slope = Slope(both="complete_and_claim" in offer.queue.offers and not offer.held)
+        self.slope = Slope(both=offer.joins)
         self._queue = offer.queue
         self._held = offer.held
         self._level = level
@@ -507,12 +507,6 @@ class _Meter:
         if done is None:
             return self._claim(1)
         return asked(self.lab, "complete_and_claim", jobs=done)
-
-    @property
-    def _joins(self) -> bool:
-        """Whether a claim that completes others is measured as well."""
-        alone = self._held or self._queue.jobs_per_worker is not None
-        return "complete_and_claim" in self._queue.offers and not alone
 
     def _end(self, session: Session, claims: Sequence[Claim]) -> None:
         offers = self._queue.offers
@@ -636,7 +630,7 @@ class _Meter:
         if self._failures and content.kind in {"churned", "finished"} and content.jobs:
             self.lab.advance(LATER)  # what has failed was due before what is ready, as it is in use
         self._vacuum()  # before, too: rows at a table's end would keep it from being truncated
-        self.enqueue((REPEATS + 1) * (1 + self._joins))
+        self.enqueue((REPEATS + 1) * (1 + self.slope.both))
         session = self.lab.session("w1")
         _, claims = self._counted(session)  # it may move what is due, and leave as many dead rows
         self._release(session, claims)
@@ -646,13 +640,13 @@ class _Meter:
         costs = []
         for _ in range(REPEATS):
             statements, claims = self._counted(session)
-            for missing in (0, 1 + self._joins):
+            for missing in (0, 1 + self.slope.both):
                 if not claims:  # one that takes more than its limit has left none
                     self.enqueue(missing)
                     self.lab.advance(MOMENT)  # not always: a moved clock shows in a plan
                     statements, claims = self._counted(session)
             _refuse_empty(claims)
-            if self._joins:
+            if self.slope.both:
                 more, claims = self._counted(session, claims)
                 statements += more
             self._release(session, claims)
@@ -713,7 +707,7 @@ class _Meter:
     def _explain(self, guilty: str) -> None:
         """Claim once more, and keep the guilty statement's plan."""
         session = self.lab.session("w1")
-        self.enqueue(1 + self._joins)
+        self.enqueue(1 + self.slope.both)
 
         def see(step: Step) -> None:
             if step.sql == guilty:
@@ -721,7 +715,7 @@ class _Meter:
                 self._advise(guilty)
 
         claims = claimed(drive(session, watched(self._asked(), see)))
-        if self._joins:
+        if self.slope.both:
             drive(session, watched(self._asked(claims), see))
         if session.in_transaction:
             session.run("ROLLBACK")
