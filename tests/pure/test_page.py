@@ -175,7 +175,7 @@ def test_many_cards_begin_with_an_index() -> None:
 
 
 def test_a_card_without_story_data_is_shown_with_its_text() -> None:
-    """Cards of earlier versions have their stories as text alone."""
+    """A card.json needs no more of a story than its text."""
     found = json.loads(card(broken(race())).to_json())
     del found["guarantees"][0]["told"]
     page = to_page([read_card(json.dumps(found))])
@@ -218,7 +218,8 @@ def test_what_is_wrong_with_a_card_is_not_told_in_python() -> None:
     found = json.loads(card(broken(race())).to_json())
     other = {**found, "guarantees": {"single-claim": "pass"}}
     short = {name: found[name] for name in found.keys() - {"seed", "seconds"}}
-    for one, told in ((other, "of another type"), (short, "it lacks seed, seconds")):
+    wrong = ((other, "unexpected"), ([found], "of another type"), (short, "it lacks seed, seconds"))
+    for one, told in wrong:
         with pytest.raises(QueueproofError, match=f"no card of queueproof: .*{told}"):
             read_card(json.dumps(one))
 

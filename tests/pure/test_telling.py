@@ -414,15 +414,6 @@ def test_what_is_no_story_is_refused(change: dict[str, object]) -> None:
         from_data({**to_data(AGAIN), **change})
 
 
-def test_the_diagram_of_an_earlier_card_is_left_out() -> None:
-    """Cards that were written before stories were data have a diagram's source in their text."""
-    card = Card("q.sql", "PostgreSQL", 0, 1.0, (Judgement("fencing", "broken", "a", "told", "T"),))
-    data = json.loads(card.to_json())
-    data["guarantees"][0]["story"] += "\n\n```mermaid\nsequenceDiagram\n```"
-    del data["guarantees"][0]["told"]
-    assert read_card(json.dumps(data)) == card
-
-
 def test_a_long_round_that_repeats_is_told_once() -> None:
     """Eight operations, five times over, are eight lines and not forty."""
     kinds = ("claim", "heartbeat", "fail", "recover", "promote", "jobs", "cleanup", "start")

@@ -29,7 +29,7 @@ from queueproof.bench.load import (
 )
 from queueproof.bench.measured import Measured, Pace, Shape, percentile
 from queueproof.bench.pool import Pool, WorkerLostError
-from queueproof.bench.session import LoadSession, array_literal
+from queueproof.bench.session import Field, LoadSession
 from queueproof.errors import Exit, QueueError
 from queueproof.postgres import Server
 from queueproof.queues.model import Queue
@@ -125,17 +125,17 @@ def test_an_open_transaction_is_seen(block: str, *, is_open: bool) -> None:
 
 
 @pytest.mark.parametrize(
-    ("texts", "plain", "literal"),
+    ("texts", "oid", "literal"),
     [
-        ([b"1", b"2"], True, b"{1,2}"),
-        ([b"1", None], True, b'{"1",NULL}'),
-        ([b'a"b', b"c\\d", b"e,f", b"NULL", None], False, b'{"a\\"b","c\\\\d","e,f","NULL",NULL}'),
-        ([], True, b"{}"),
+        ([b"1", b"2"], 20, b"{1,2}"),
+        ([b"1", None], 20, b'{"1",NULL}'),
+        ([b'a"b', b"c\\d", b"e,f", b"NULL", None], 25, b'{"a\\"b","c\\\\d","e,f","NULL",NULL}'),
+        ([], 20, b"{}"),
     ],
 )
-def test_arrays_are_literals(texts: list[bytes | None], literal: bytes, *, plain: bool) -> None:
+def test_arrays_are_literals(texts: list[bytes | None], oid: int, literal: bytes) -> None:
     """Elements are quoted unless they are numbers; NULL is not the text NULL."""
-    assert literal == array_literal(texts, plain=plain)
+    assert literal == Field(0, "id", oid, 0).array_of(texts)
 
 
 SOUND = ("skip_locked", "for_update", "nowait", "advisory_lock", "in_subselect")

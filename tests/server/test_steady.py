@@ -27,6 +27,7 @@ from queueproof.run.lab import Lab
 from queueproof.run.session import drive
 from tests.fix_histories import each
 from tests.fix_labs import LabOf, offered
+from tests.fix_loads import BOTH
 from tests.fix_places import BROKEN, SKIP_LOCKED, reference, text_of
 from tests.fix_queues import CLAIM_MANY, COMPLETE, queue_file
 
@@ -214,6 +215,19 @@ def test_what_a_function_touches_counts(lab_of: LabOf) -> None:
     assert found.grown
     pages = 40
     assert found.costs[-1].buffers - found.small.buffers > pages
+
+
+@pytest.mark.parametrize(
+    ("header", "both"), [("", True), ("jobs_per_worker = 1", False)], ids=["several jobs", "one"]
+)
+def test_a_slope_tells_of_the_operations_that_it_measured(
+    lab_of: LabOf, header: str, *, both: bool
+) -> None:
+    """A worker that has one job at a time completes it before it claims the next one."""
+    lab = lab_of(queue_file(header=header, claim=f"(limit)\n{CLAIM_MANY}", complete_and_claim=BOTH))
+    found = slope(lab, "churned", FEW)
+    assert len(found.small.statements) == 1 + both
+    assert found.told.startswith(f"buffers per claim{' and complete_and_claim' * both}: ")
 
 
 def test_a_claim_in_several_transactions_is_measured_whole(lab_of: LabOf) -> None:

@@ -18,7 +18,7 @@ from queueproof.bench.measured import Shape
 from queueproof.bench.session import Command, Field, LoadSession, RejectedError, Script, values
 from queueproof.bench.worker import Exchange, Load
 from queueproof.errors import QueueError, QueueproofError, Source
-from queueproof.queues.block import Block, Statement
+from queueproof.queues.block import Block, Statement, type_of
 from queueproof.queues.model import NOW, OPERATIONS, VOID, Queue
 from queueproof.queues.sqlfile import SqlFileQueue
 from queueproof.queues.sqltext import BEGINS, compile_statement, first_keyword, position_in
@@ -27,16 +27,7 @@ from queueproof.queues.worker import WorkerQueue
 PIPELINE = 500  # statements between two synchronisations while jobs are put in
 PAYLOAD = b'{"task": "benchmark"}'
 RETRYABLE = frozenset({"40001", "40P01"})
-_TYPES = {
-    "worker": 25,
-    "queue": 25,
-    "payload": 3802,
-    "priority": 23,
-    "max_attempts": 23,
-    "delay": 1186,
-    "lease": 1186,
-    NOW: 1184,
-}
+_NOT_BOUND = frozenset({"job", "jobs", "limit"})  # columns of a claim, and a number in the text
 # Of a queue whose jobs are still there once they are claimed; without all of these, and without
 # complete, a claim is the end: at most once.
 _HELD = frozenset({"complete_and_claim", "fail", "heartbeat", "recover"})
@@ -129,7 +120,7 @@ def compile_queue(queue: SqlFileQueue, pgconn: PGconn, shape: Shape) -> Load:
 
 def _own(operation: str) -> dict[str, int]:
     """The types of the parameters that an operation has of itself."""
-    return {name: _TYPES[name] for name in (OPERATIONS[operation] | {NOW}) & _TYPES.keys()}
+    return {name: type_of(name) for name in (OPERATIONS[operation] | {NOW}) - _NOT_BOUND}
 
 
 def _arrays(fields: list[Field]) -> dict[str, int]:

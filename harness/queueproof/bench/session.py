@@ -22,6 +22,7 @@ from psycopg.pq.abc import PGresult
 
 from queueproof import waits
 from queueproof.errors import QueueError
+from queueproof.queues.model import array_literal
 
 _CHANGES = frozenset({b"INSERT", b"UPDATE", b"DELETE", b"MERGE"})
 _DONE, _ROWS = int(pq.ExecStatus.COMMAND_OK), int(pq.ExecStatus.TUPLES_OK)  # compared often
@@ -61,7 +62,9 @@ class Field(NamedTuple):
 
     def array_of(self, texts: Sequence[bytes | None]) -> bytes:
         """Some of its values as an array."""
-        return array_literal(texts, plain=self.oid in _PLAIN)
+        if self.oid in _PLAIN and None not in texts:
+            return b"{" + b",".join(cast("Sequence[bytes]", texts)) + b"}"
+        return array_literal(texts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -280,19 +283,6 @@ def _unless_closed(answer: PGresult | None) -> PGresult:
 def values(result: PGresult, index: int) -> list[bytes | None]:
     """A column of an answer."""
     return [result.get_value(row, index) for row in range(result.ntuples)]
-
-
-def array_literal(texts: Sequence[bytes | None], *, plain: bool) -> bytes:
-    """PostgreSQL's text form of an array (manual, 8.15.6); `plain` elements need no quotes."""
-    if plain and None not in texts:
-        return b"{" + b",".join(cast("Sequence[bytes]", texts)) + b"}"
-    return b"{" + b",".join(map(_quoted, texts)) + b"}"
-
-
-def _quoted(text: bytes | None) -> bytes:
-    if text is None:
-        return b"NULL"
-    return b'"' + text.replace(b"\\", b"\\\\").replace(b'"', b'\\"') + b'"'
 
 
 def processor_seconds(pid: int) -> float | None:

@@ -13,8 +13,8 @@ from datetime import timedelta
 from typing import NamedTuple
 
 from queueproof.errors import ServerError
-from queueproof.probes.probe import Probe, Seen, Tell, asked, enqueue, telling, untold
-from queueproof.queues.model import FAILURE, TRACEBACK, Claim, JobRow, Queue
+from queueproof.probes.probe import Probe, Seen, Tell, asked, enqueue, reported, telling, untold
+from queueproof.queues.model import FAILURE, TRACEBACK, Claim, Queue
 from queueproof.queues.offer import Offer
 from queueproof.run.lab import DEFAULT_BOUND, Lab
 from queueproof.run.session import drive, noted
@@ -179,7 +179,7 @@ def _fail_again_and_again(lab: Lab, offer: Offer, waits: RetryWaits, tell: Tell)
             return
         least = _least(queue, waits.found)
         wait, (job, recovery) = _measure(lab, offer, attempt, failed_at, least)
-        if job is None and _has_ended(lab, queue):
+        if job is None and _has_ended(lab):
             if attempt > MOST_ATTEMPTS:  # so late it is what the wait has grown to
                 waits.broken = f"after attempt {attempt} the job had ended, with attempts left"
             return
@@ -362,12 +362,10 @@ def _claim(lab: Lab, worker: str = "w1", queue: str = "default") -> Claim | None
     return claims[0] if claims else None
 
 
-def _has_ended(lab: Lab, queue: Queue) -> bool:
+def _has_ended(lab: Lab) -> bool:
     """Whether the only job has ended with attempts left, which breaks retry-given."""
-    if "jobs" not in queue.offers:
-        return False
-    rows: Sequence[JobRow] = drive(lab.session("w1"), lab.start("jobs", **lab.defaults()))
-    return not any(row.state in {"queued", "running"} for row in rows)
+    states = reported(lab)
+    return "jobs" in lab.queue.offers and not (states["queued"] or states["running"])
 
 
 def _beat(lab: Lab, queue: Queue, job: Claim) -> None:

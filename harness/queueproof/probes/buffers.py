@@ -21,13 +21,13 @@ from queueproof.errors import ServerError
 from queueproof.guarantees.catalogue import CATALOGUE
 from queueproof.probes.filling import Filling, NotMultipliedError
 from queueproof.probes.plans import explain
-from queueproof.probes.probe import Probe, Seen, Tell, asked, claimed, enqueue, stepped, untold
+from queueproof.probes.probe import Probe, Seen, Tell, asked, claimed, enqueue, untold
 from queueproof.probes.serving import ServingIndex, join_of_all, serving_index
-from queueproof.queues.model import Claim, Operation, Result, Step
+from queueproof.queues.model import Claim, Operation, Result, Step, watched
 from queueproof.queues.offer import Offer
 from queueproof.queues.sqltext import first_keyword
 from queueproof.run.lab import Lab
-from queueproof.run.session import Session, drive, execute
+from queueproof.run.session import Session, drive, execute, noted
 from queueproof.schedule.moments import DAY, MOMENT
 
 GROWTH, SLACK = 1.5, 32  # rule 17: both must be passed
@@ -426,7 +426,7 @@ class _Meter:
         self.lab = lab
         self._tell = tell
         self._begun, self._share = 0.0, 0.0  # of the whole, as fractions
-        self.slope = Slope(both="complete_and_claim" in offer.queue.offers and not offer.held)
+        self.slope = Slope(both=offer.joins)
         self._queue = offer.queue
         self._held = offer.held
         self._level = level
@@ -507,12 +507,6 @@ class _Meter:
         if done is None:
             return self._claim(1)
         return asked(self.lab, "complete_and_claim", jobs=done)
-
-    @property
-    def _joins(self) -> bool:
-        """Whether a claim that completes others is measured as well."""
-        alone = self._held or self._queue.jobs_per_worker is not None
-        return "complete_and_claim" in self._queue.offers and not alone
 
     def _end(self, session: Session, claims: Sequence[Claim]) -> None:
         offers = self._queue.offers
@@ -636,7 +630,7 @@ class _Meter:
         if self._failures and content.kind in {"churned", "finished"} and content.jobs:
             self.lab.advance(LATER)  # what has failed was due before what is ready, as it is in use
         self._vacuum()  # before, too: rows at a table's end would keep it from being truncated
-        self.enqueue((REPEATS + 1) * (1 + self._joins))
+        self.enqueue((REPEATS + 1) * (1 + self.slope.both))
         session = self.lab.session("w1")
         _, claims = self._counted(session)  # it may move what is due, and leave as many dead rows
         self._release(session, claims)
@@ -646,13 +640,13 @@ class _Meter:
         costs = []
         for _ in range(REPEATS):
             statements, claims = self._counted(session)
-            for missing in (0, 1 + self._joins):
+            for missing in (0, 1 + self.slope.both):
                 if not claims:  # one that takes more than its limit has left none
                     self.enqueue(missing)
                     self.lab.advance(MOMENT)  # not always: a moved clock shows in a plan
                     statements, claims = self._counted(session)
             _refuse_empty(claims)
-            if self._joins:
+            if self.slope.both:
                 more, claims = self._counted(session, claims)
                 statements += more
             self._release(session, claims)
@@ -681,14 +675,14 @@ class _Meter:
             return self._counted_by_server(session, operation)
         statements: list[tuple[str, int]] = []
 
-        def act(step: Step) -> Result:
+        def act(session: Session, step: Step) -> Result:
             if first_keyword(step.sql) in _UNCOUNTED:
                 return execute(session, step)
             result, buffers = _count(session, step)
             statements.append((step.sql, buffers))
             return result
 
-        claims = claimed(stepped(operation, act))
+        claims = claimed(drive(session, operation, act))
         return statements, claims
 
     def _counted_by_server(
@@ -706,30 +700,23 @@ class _Meter:
             raise _UnmeasurableError("counters of programs' sessions need PostgreSQL 15 or later")
         before = lab.touched()
         statements: list[str] = []
-
-        def act(step: Step) -> Result:
-            if step.request is None:
-                statements.append(step.sql)
-            return execute(session, step)
-
-        claims = claimed(stepped(operation, act))
+        claims = claimed(drive(session, noted(operation, statements)))
         longest = max(statements, key=len, default="")
         return [(longest, lab.touched() - before)], claims
 
     def _explain(self, guilty: str) -> None:
         """Claim once more, and keep the guilty statement's plan."""
         session = self.lab.session("w1")
-        self.enqueue(1 + self._joins)
+        self.enqueue(1 + self.slope.both)
 
-        def act(step: Step) -> Result:
+        def see(step: Step) -> None:
             if step.sql == guilty:
                 self.slope.guilty = (guilty, explain(session, step))
                 self._advise(guilty)
-            return execute(session, step)
 
-        claims = claimed(stepped(self._asked(), act))
-        if self._joins:
-            stepped(self._asked(claims), act)
+        claims = claimed(drive(session, watched(self._asked(), see)))
+        if self.slope.both:
+            drive(session, watched(self._asked(claims), see))
         if session.in_transaction:
             session.run("ROLLBACK")
 

@@ -14,9 +14,10 @@ from functools import cached_property
 
 from queueproof import waits
 from queueproof.errors import ServerError
+from queueproof.probes.probe import reported
 from queueproof.queues.model import Step
 from queueproof.run.lab import Lab
-from queueproof.run.session import Session, drive, execute
+from queueproof.run.session import Session, execute
 from queueproof.run.tables import QUIET
 from queueproof.schedule.moments import PRECISION
 
@@ -115,11 +116,11 @@ class Filling:
         # The copies get smaller numbers, as older jobs have, or later ones where these go down.
         lab.execute(_ADVANCE.format(count=3 * most, room=_UP), waits.BULK)
         try:
-            self._reported = [self._report()]
+            self._reported = [reported(lab)]
             self._remember()
             self._ids = set(make(SEEDS))
             lab.execute(_ADVANCE.format(count=3 * most, room=_DOWN), waits.BULK)
-            self._reported.append(self._report())
+            self._reported.append(reported(lab))
             self._tables = [table for table in self._all if self._plant(table)]
         except ServerError as error:
             raise NotMultipliedError(str(error)) from error
@@ -269,20 +270,13 @@ class Filling:
 
     # --- the queue's opinion --------------------------------------------------------------------
 
-    def _report(self) -> Counter[str]:
-        """How many jobs the queue reports in each state; nothing where it reports none."""
-        if "jobs" not in self._lab.queue.offers:
-            return Counter()
-        rows = drive(self._lab.session("producer"), self._lab.start("jobs"))
-        return Counter(row.state for row in rows)
-
     def _verify(self) -> None:
         before, seeded = self._reported
         seeds = seeded - before
         expected = seeded + Counter({state: n * self._copies for state, n in seeds.items()})
-        reported = self._report()
-        if reported != expected:
+        now = reported(self._lab)
+        if now != expected:
             raise NotMultipliedError(
                 f"after {self._copies} copies of {dict(seeds)} jobs the queue reports "
-                f"{dict(reported)}, not {dict(expected)}"
+                f"{dict(now)}, not {dict(expected)}"
             )

@@ -18,21 +18,12 @@ from typing import Annotated, NamedTuple
 from queueproof import waits
 from queueproof.errors import ServerError
 from queueproof.guarantees.catalogue import CATALOGUE
-from queueproof.probes.probe import (
-    Probe,
-    Seen,
-    Tell,
-    asked,
-    claimed,
-    enqueue,
-    stepped,
-    telling,
-)
-from queueproof.queues.model import Claim, Result, Step
+from queueproof.probes.probe import Probe, Seen, Tell, asked, claimed, enqueue, reported, telling
+from queueproof.queues.model import Claim, Step, watched
 from queueproof.queues.offer import Offer
 from queueproof.queues.sqltext import first_keyword
 from queueproof.run.lab import Lab
-from queueproof.run.session import Session, drive, execute
+from queueproof.run.session import Session, drive
 from queueproof.schedule.conditions import PLANNERS
 
 LIMITS = (1, 3)  # one job, and several: LIMIT 1 may hide that a sub-select runs again
@@ -220,21 +211,20 @@ def _claim_in(lab: Lab, offer: Offer, cell: Cell, worker: str) -> Overclaim:
         done = drive(session, asked(lab, "claim", worker))
         if not done:
             return Overclaim(cell, 0, plans)
-    before = _running(lab) - len(done)
+    before = reported(lab)["running"] - len(done)
     settings = PLANNERS[cell.setting]
     for name, value in settings.items():
         session.run(f"SET {name} = {value}")
 
-    def act(step: Step) -> Result:
+    def see(step: Step) -> None:
         """Take the plan of a statement just before it runs."""
         if plan := explain(session, step):
             plans.append((step.sql, plan))
-        return execute(session, step)
 
     claims: Sequence[Claim] = ()
     try:
         operation = asked(lab, cell.operation, worker, limit=cell.limit, jobs=done)
-        claims = claimed(stepped(operation, act))
+        claims = claimed(drive(session, watched(operation, see)))
     except ServerError:
         pass  # said to mean "nothing this time" or judged elsewhere; here it is no evidence
     finally:
@@ -243,7 +233,7 @@ def _claim_in(lab: Lab, offer: Offer, cell: Cell, worker: str) -> Overclaim:
         for name in settings:
             session.run(f"RESET {name}")
     returned = len({claim.id for claim in claims})
-    taken = max(returned, 0 if offer.held else _running(lab) - before)
+    taken = max(returned, 0 if offer.held else reported(lab)["running"] - before)
     return Overclaim(cell, taken, plans, silent=taken > returned)
 
 
@@ -258,12 +248,3 @@ def explain(session: Session, step: Step) -> str:
         return ""
     rows = session.explain(step, "COSTS OFF").rows
     return _CLOCK.sub("", "\n".join(str(next(iter(row.values()))) for row in rows))
-
-
-def _running(lab: Lab) -> int:
-    """How many jobs the queue itself reports as running; 0 where it reports none."""
-    if "jobs" not in lab.queue.offers:
-        return 0
-    rows = drive(lab.session("producer"), lab.start("jobs"))
-    assert isinstance(rows, list)
-    return sum(row.state == "running" for row in rows)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 from queueproof.errors import ServerUnavailableError
-from queueproof.queues.model import Claim, Operation, Result, Step, T
+from queueproof.queues.model import Claim, Operation, T
 from queueproof.queues.offer import Offer
 from queueproof.run.lab import Lab
 from queueproof.run.session import drive
@@ -170,23 +171,15 @@ def asked(lab: Lab, operation: str, worker: str = "w1", **arguments: Any) -> Ope
     return lab.start(operation, "w1", **{**lab.defaults(), **mine, **arguments})
 
 
-def stepped(operation: Operation[T], act: Callable[[Step], Result]) -> T:
-    """The answer of an operation whose steps are executed in a way of one's own.
-
-    Args:
-        operation: The operation, not begun yet.
-        act: Executes a step.
-    """
-    try:
-        step = next(operation)
-        while True:
-            step = operation.send(act(step))
-    except StopIteration as stop:
-        answer: T = stop.value
-        return answer
-
-
 def claimed(answer: Any) -> Sequence[Claim]:  # noqa: ANN401 - of two operations
     """The jobs that a claim answered, or one that completed others, whose ids go before."""
     claims: Sequence[Claim] = answer[1] if isinstance(answer, tuple) else answer
     return claims
+
+
+def reported(lab: Lab) -> Counter[str]:
+    """The number of jobs in each state as the queue itself reports it; empty where it does not."""
+    if "jobs" not in lab.queue.offers:
+        return Counter()
+    rows = drive(lab.session("producer"), lab.start("jobs"))
+    return Counter(row.state for row in rows)

@@ -131,11 +131,16 @@ _OIDS = {
 _CHANGES = frozenset({"INSERT", "UPDATE", "DELETE", "MERGE"})
 
 
+def type_of(name: str) -> int:
+    """The type (`pg_type.oid`) of a parameter that an operation has of itself."""
+    return _OIDS.get(name, _TEXT)
+
+
 def _bind(name: str, argument: object) -> Value:
     if isinstance(argument, timedelta):
         argument = interval(argument)
     text = None if argument is None else str(argument).encode()
-    return Value(text, _OIDS.get(name, _TEXT))
+    return Value(text, type_of(name))
 
 
 class _Outcome(NamedTuple):

@@ -36,6 +36,17 @@ def interval(span: timedelta) -> str:
     return f"{span.total_seconds():.6f}".rstrip("0").rstrip(".") + " seconds"
 
 
+def array_literal(texts: Iterable[bytes | None]) -> bytes:
+    """The text of an array as drivers send it (manual, 8.15.6)."""
+    return b"{" + b",".join(map(_quoted, texts)) + b"}"
+
+
+def _quoted(text: bytes | None) -> bytes:
+    if text is None:
+        return b"NULL"
+    return b'"' + text.replace(b"\\", b"\\\\").replace(b'"', b'\\"') + b'"'
+
+
 class Value(NamedTuple):
     """One value as the server sent it, so that a token travels back unchanged in value and type.
 

@@ -45,6 +45,12 @@ class Offer:
         return not self.queue.offers.isdisjoint(operations)
 
     @property
+    def joins(self) -> bool:
+        """Whether a claim can complete jobs that its worker holds: several, in no transaction."""
+        alone = self.held or self.queue.jobs_per_worker is not None
+        return not alone and "complete_and_claim" in self.queue.offers
+
+    @property
     def expires(self) -> bool:
         """Whether a claim can end without its worker: by its lease or by its connection."""
         return self.queue.lease is not None or self.held

@@ -39,7 +39,7 @@ class Break:
         reason: One sentence.
         story: How it broke, as text.
         replay: A token for `queueproof replay`; None where it cannot be repeated at will.
-        told: The same as data, which a page draws; None in a card.json of earlier versions.
+        told: The same as data, which a page draws; None where a card.json lacks it.
         place: The line to change, where one is known; else the last statement of the queue's own in
             the story; None where that is in no file.
     """

@@ -7,7 +7,6 @@ import json
 import re
 import shlex
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from markupsafe import Markup, escape
 from pygments.lexers.sql import PostgresLexer
@@ -71,7 +70,6 @@ def to_page(
         statements=statements,
         terminal=terminal,
         text=text,
-        pieces=_pieces,
         coded=_coded,
         painted=painted,
         quoted=shlex.quote,
@@ -144,7 +142,6 @@ def read_card(written: str) -> Card:
         if found.get("schema", SCHEMA) > SCHEMA:
             raise QueueproofError(f"this card is of a newer queueproof (schema {found['schema']})")
         json.dumps(found, ensure_ascii=False).encode()  # half a surrogate pair cannot be written
-        found["guarantees"] = [_without_diagrams(facts) for facts in found["guarantees"]]
         card: Card = read(Card, found)
         unknown = [judgement.id for judgement in card.guarantees if judgement.id not in CATALOGUE]
         if not unknown:
@@ -159,31 +156,9 @@ def read_card(written: str) -> Card:
     return card
 
 
-def _without_diagrams(facts: dict[str, Any]) -> dict[str, Any]:
-    """The same; earlier versions wrote a diagram's source behind the text of a story."""
-    known = {**facts, "more": [_without_diagrams(one) for one in facts.get("more", ())]}
-    if isinstance(story := facts.get("story"), str):
-        known["story"] = story.partition("\n\n```mermaid\n")[0]
-    return known
-
-
 def _must_be_told(card: Card) -> None:
     """Refuse a story with words that are not known here."""
     for judgement in card.guarantees:
         for story in judgement.stories:
             if story.told is not None:
                 text.to_text(story.told)
-
-
-def _pieces(story: str) -> list[tuple[bool, str]]:
-    """A story in pieces: what is drawn with spaces, each line as it is, and prose between.
-
-    Text is all that there is: pages are also made of the card.json of an earlier check.
-    """
-    paragraphs = story.split("\n\n")
-    drawn = itertools.groupby(paragraphs, key=lambda one: "\n " in f"\n{one}")
-    return [
-        piece
-        for spaced, texts in drawn
-        for piece in ([(True, "\n\n".join(texts))] if spaced else [(False, t) for t in texts])
-    ]

@@ -32,6 +32,7 @@ from queueproof.queues.model import (
     T,
     Value,
     Values,
+    array_literal,
     interval,
     watched,
 )
@@ -339,7 +340,7 @@ class LibpqSession(Session):
             case Value():
                 return value.text, value.oid
             case Values():
-                return array_literal(value.texts), self._array_of(value.oid)
+                return _array_literal(value.texts), self._array_of(value.oid)
             case None:
                 return None, 0
             case bool():
@@ -360,7 +361,7 @@ class LibpqSession(Session):
                 # Of one type that the server named; whatever else there is, it infers.
                 known = oids.pop() if len(oids) == 1 else 0
                 array = self._array_of(known) if known else 0
-                return array_literal(tuple(text for text, _ in encoded)), array
+                return _array_literal(tuple(text for text, _ in encoded)), array
             case _:
                 raise QueueError(
                     f"a parameter is {value!r}; write a str, int, float, bool, timedelta, None, "
@@ -569,12 +570,15 @@ def _shown(sql: str) -> str:
     return textwrap.shorten(sql, 200, placeholder=" ...")
 
 
-def drive(session: Session, operation: Operation[T]) -> T:
+def drive(
+    session: Session, operation: Operation[T], act: Callable[[Session, Step], Result] = execute
+) -> T:
     """Run an operation alone, from its first statement to its answer.
 
     Args:
         session: Its connection.
         operation: The operation, not begun yet.
+        act: Executes a step.
 
     Raises:
         ServerError: The server answered with an error that the operation does not handle.
@@ -583,7 +587,7 @@ def drive(session: Session, operation: Operation[T]) -> T:
     try:
         step = next(operation)
         while True:
-            step = operation.send(execute(session, step))
+            step = operation.send(act(session, step))
     except StopIteration as stop:
         answer: T = stop.value
         return answer
@@ -634,13 +638,4 @@ def _server_error(answer: PGresult) -> ServerError:
     return kind(state, message, int(position) if position else None, more)
 
 
-@lru_cache(maxsize=4096)
-def array_literal(texts: tuple[bytes | None, ...]) -> bytes:
-    """PostgreSQL's text form of a one-dimensional array (manual, 8.15.6)."""
-    quoted = [
-        b"NULL"
-        if text is None
-        else b'"' + text.replace(b"\\", b"\\\\").replace(b'"', b'\\"') + b'"'
-        for text in texts
-    ]
-    return b"{" + b",".join(quoted) + b"}"
+_array_literal = lru_cache(maxsize=4096)(array_literal)

@@ -68,7 +68,7 @@ class Pieces:
         self.one_each = queue.jobs_per_worker is not None
         self.by_worker = "heartbeat" in self.offers and "job" not in queue.takes("heartbeat")
         self.takes_limit = "limit" in queue.takes("claim") and not offer.held and not self.one_each
-        self.joins = "complete_and_claim" in self.offers and not offer.held and not self.one_each
+        self.joins = offer.joins
         self.lease = queue.lease_seconds
         self.bound = queue.max_attempts
         self.constants = constants_in(queue.written)
