@@ -106,6 +106,26 @@ class Headway:
         self._progress(self._what, min(1.0, self._fraction))
 
 
+class _Broken:
+    """The guarantees that a program breaks, looked for no further than somebody asks.
+
+    Args:
+        runs: What each of its schedules breaks; each is run once, whoever asks.
+    """
+
+    def __init__(self, runs: Iterator[set[str]]) -> None:
+        self._runs = runs
+        self._known: set[str] = set()
+
+    def has(self, asked: Callable[[str], bool]) -> bool:
+        """Whether one of them is among those that are asked for."""
+        while not any(map(asked, self._known)):
+            if (more := next(self._runs, None)) is None:
+                return False
+            self._known |= more
+        return True
+
+
 def _weight(unit: Unit) -> int:
     """About how many runs take as long as a unit."""
     match unit:
@@ -132,7 +152,7 @@ class Examination:
         self._lab, self._offer, self._crew = findings.lab, findings.offer, findings.crew
         self._suite = Suite(findings.offer, through, findings.seed)
         self._done: set[Unit] = set()  # what all guarantees have judged
-        self._losing: dict[Program, bool] = {}  # without any fault
+        self._anyway: dict[tuple[Program, Conditions], _Broken] = {}
         self._headway = Headway((), lambda _what, _fraction: None)
 
     def examine(
@@ -298,14 +318,14 @@ class Examination:
 
     def _breaks_anyway(self, program: Program, broken: str, *, in_turn: bool) -> bool:
         """Whether a guarantee breaks under plain conditions too."""
-        found, plain = self._found, self._found.runner(PLANNED)
+        found = self._found
         if in_turn:
+            plain = found.runner(PLANNED)
             alone = partial(find, plain, found.declared, program, broken, budget=1)
             return any(alone() is not None for _ in range(SURE))
         if broken in found.failures or broken in found.errors:
             return True
-        failure = find(plain, found.declared, program, broken, budget=ENOUGH)
-        if failure is not None:
+        if self._broken(program, PLANNED).has(broken.__eq__):
             if broken not in CATALOGUE:
                 found.errors.add(broken)
             return True
@@ -316,16 +336,15 @@ class Examination:
 
     def _loses_anyway(self, program: Program) -> bool:
         """Whether a program loses or doubles a job without any fault, whatever that breaks."""
-        if program not in self._losing:
-            runs = explore(self._found.runner(), program, budget=ENOUGH)
-            found = (
-                violation for _, run in runs for violation in breaches(run, self._found.declared)
-            )
-            self._losing[program] = any(
-                one.guarantee in CATALOGUE and CATALOGUE[one.guarantee].acknowledged
-                for one in found
-            )
-        return self._losing[program]
+        return self._broken(program, PLAIN).has(
+            lambda broken: broken in CATALOGUE and CATALOGUE[broken].acknowledged
+        )
+
+    def _broken(self, program: Program, conditions: Conditions) -> _Broken:
+        runner = self._found.runner(conditions)
+        runs = (run for _, run in explore(runner, program, budget=ENOUGH))
+        broken = _Broken({v.guarantee for v in breaches(run, self._found.declared)} for run in runs)
+        return self._anyway.setdefault((program, conditions), broken)
 
     @cached_property
     def _searched(self) -> list[tuple[str, Sequence[Exploration | Draws]]]:
