@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from pathlib import Path
-from threading import Thread
 
 import psutil
 import pytest
@@ -75,36 +74,42 @@ class Cluster:
         begun = [process for one in living for process in one.children(recursive=True)]
         return [one for one in begun if not any("resource_tracker" in w for w in _words(one))]
 
-    def wait_for_servers(self) -> list[psutil.Process]:
-        """Wait until each worker has a server: they are in the middle of their first unit."""
+    def serving(self) -> list[psutil.Popen]:
+        """The workers that have a server: some are never given a unit, on a busy machine."""
+        begun = [(one, map(_words, one.children(recursive=True))) for one in self.workers]
+        return [one for one, words in begun if any(name == "postgres" for name, *_ in words)]
 
-        def all_have() -> bool:
-            begun = [map(_words, one.children(recursive=True)) for one in self.workers]
-            return all(any(name == "postgres" for name, *_ in words) for words in begun)
-
-        waits.until(all_have, LONG, "servers", look=0.05)
+    def wait_for_server(self) -> list[psutil.Process]:
+        """Wait until a worker has a server: it is in the middle of its first unit."""
+        waits.until(lambda: bool(self.serving()), LONG, "a server", look=0.05)
         return self.at_work()
-
-    @contextmanager
-    def meanwhile(self, *ends: Callable[[], None]) -> Iterator[list[psutil.Process]]:
-        """End something once each worker has a server; the processes that it leaves alone."""
-        left: list[psutil.Process] = []
-
-        def act() -> None:
-            left.extend(self.wait_for_servers())
-            for end in ends:
-                end()
-
-        thread = Thread(target=act)
-        thread.start()
-        try:
-            yield left
-        finally:
-            thread.join()
 
     def wait_for_end(self, processes: list[psutil.Process]) -> None:
         """Wait until processes have ended."""
         waits.until(lambda: not any(one.is_running() for one in processes), LONG, "their end")
+
+
+class Meanwhile:
+    """The progress of a check that ends something once a worker is at a unit, and waits for that.
+
+    Args:
+        cluster: Where the worker is.
+        end: Called once, with that.
+
+    Attributes:
+        left: The processes that were at work then.
+    """
+
+    def __init__(self, cluster: Cluster, end: Callable[[Cluster], None]) -> None:
+        self._cluster = cluster
+        self._end = end
+        self.left: list[psutil.Process] = []
+
+    def __call__(self, _what: str, fraction: float | None) -> None:
+        """Is told of a part and how much of all is done."""
+        if fraction is not None and not self.left:  # units have been given
+            self.left = self._cluster.wait_for_server()
+            self._end(self._cluster)
 
 
 def _end(process: psutil.Popen) -> None:

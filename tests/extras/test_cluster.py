@@ -32,7 +32,7 @@ from queueproof.queues.resolve import resolve
 from queueproof.queues.sqlfile import load, load_text
 from queueproof.run.lab import Lab
 from queueproof.run.open import open_lab
-from tests.extras.fix_cluster import LONG, Cluster
+from tests.extras.fix_cluster import LONG, Cluster, Meanwhile
 from tests.fix_commands import WORKER_PROGRAM, Command
 from tests.fix_places import REFERENCE, STRATEGIES
 from tests.fix_programs import Begin, finished
@@ -52,13 +52,13 @@ def judged(lab: Lab, asked: Sequence[str] = ("single-claim",), **how: Any) -> li
     return [asdict(judgement) | {"seconds": 0} for judgement in card.guarantees]
 
 
-def there(queue: Queue, server: Server, cluster: Cluster) -> list[dict[str, Any]]:
+def there(queue: Queue, server: Server, cluster: Cluster, **how: Any) -> list[dict[str, Any]]:  # noqa: ANN401 - the same
     """The card of a check on a cluster."""
     with (
         open_lab(queue, server) as lab,
         on_cluster(cluster.address, lab, lambda _: None) as helpers,
     ):
-        return judged(lab, helpers=helpers)
+        return judged(lab, helpers=helpers, **how)
 
 
 def compare(queue: Queue, server: Server, cluster: Cluster) -> None:
@@ -82,7 +82,8 @@ def test_the_number_of_workers_changes_nothing(
         with on_cluster(cluster.address, lab, told.append) as helpers:
             assert helpers.count == 2
             assert judged(lab, asked, helpers=helpers) == alone
-            left = cluster.wait_for_servers()
+            left = cluster.at_work()
+            assert left
         cluster.wait_for_end(left)
     assert told == []
 
@@ -93,14 +94,12 @@ def test_what_a_dead_worker_was_at_is_done_again(server: Server, cluster: Cluste
     told: list[str] = []
     with open_lab(load(BROKEN), server) as lab:
         alone = judged(lab)
-        with (
-            cluster.meanwhile(cluster.workers[0].kill) as left,
-            on_cluster(cluster.address, lab, told.append) as helpers,
-        ):
-            assert judged(lab, helpers=helpers) == alone
+        meanwhile = Meanwhile(cluster, lambda it: it.serving()[0].kill())
+        with on_cluster(cluster.address, lab, told.append) as helpers:
+            assert judged(lab, helpers=helpers, progress=meanwhile) == alone
     assert len(told) == 1
     assert told[0].startswith("lost the cluster's worker tcp://127.0.0.1:")
-    cluster.wait_for_end(left)
+    cluster.wait_for_end(meanwhile.left)
 
 
 def test_what_ends_every_worker_is_not_tried_for_ever(
@@ -109,20 +108,19 @@ def test_what_ends_every_worker_is_not_tried_for_ever(
     """A process that is killed loses its unit as its worker would, and the check says so."""
     monkeypatch.setattr(cluster_client, "TIMES", 1)
 
-    def kill() -> None:
+    def kill(cluster: Cluster) -> None:
         (seat,) = [one for one in cluster.at_work() if one.ppid() == cluster.workers[0].pid]
         seat.kill()
 
-    lost = pytest.raises(QueueproofError, match=r"workers of tcp://.* were lost")
-    with cluster.meanwhile(kill), lost:
-        there(load(SOUND), server, cluster)
+    with pytest.raises(QueueproofError, match=r"workers of tcp://.* were lost"):
+        there(load(SOUND), server, cluster, progress=Meanwhile(cluster, kill))
 
 
 def begun(begin: Begin, cluster: Cluster) -> tuple[Any, ...]:
     """A check in the middle of its first units, and what works for it at the cluster."""
     asked = ("--only", "single-claim", "--profile", "quick", "--cluster", cluster.address)
     check = begin("check", SOUND, *asked)
-    return check, cluster.wait_for_servers()
+    return check, cluster.wait_for_server()
 
 
 def test_a_signal_ends_it_everywhere(cluster: Cluster, begin_command: Begin) -> None:
@@ -158,10 +156,10 @@ def test_a_check_that_was_killed_leaves_nothing(cluster: Cluster, begin_command:
 
 def test_a_scheduler_that_goes_is_told(server: Server, cluster: Cluster) -> None:
     """There is no verdict then, and the workers' servers end."""
-    gone = pytest.raises(QueueproofError, match=r"scheduler tcp://.* went away in the middle")
-    with cluster.meanwhile(cluster.scheduler.kill) as left, gone:
-        there(load(SOUND), server, cluster)
-    cluster.wait_for_end(left)
+    meanwhile = Meanwhile(cluster, lambda it: it.scheduler.kill())
+    with pytest.raises(QueueproofError, match=r"scheduler tcp://.* went away in the middle"):
+        there(load(SOUND), server, cluster, progress=meanwhile)
+    cluster.wait_for_end(meanwhile.left)
 
 
 def test_a_class_goes_with_its_module(
