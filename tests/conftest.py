@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -37,9 +38,13 @@ def pytest_configure() -> None:
 
 @pytest.hookimpl(tryfirst=True)  # before `-m` is asked
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Leave to `make test-all` what is slow, but for one test of each kind."""
+    """Leave to `make test-all` what is slow, but for one test of each kind, and cases alike."""
     here = Path(__file__).parent
+    cases = Counter[str]()
     for item in items:
         folder = item.path.relative_to(here).parts[0]
-        if folder in {"slow", "extras"} and not item.get_closest_marker("sample"):
+        sample = item.get_closest_marker("sample")
+        test = item.nodeid.partition("[")[0]
+        cases[test] += 1
+        if sample.args and cases[test] > sample.args[0] if sample else folder in {"slow", "extras"}:
             item.add_marker("slow")

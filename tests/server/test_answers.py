@@ -379,7 +379,8 @@ def test_a_reaper_that_takes_back_one_at_a_time_is_not_late(lab_of: LabOf) -> No
     assert not calibrate(lab_of(reference(stale, f"{stale}  ORDER BY id LIMIT 1\n"))).late
 
 
-@pytest.mark.parametrize("operation", ["complete", "fail", "heartbeat"])
+@pytest.mark.sample(1)
+@pytest.mark.parametrize("operation", ["fail", "complete", "heartbeat"])
 def test_an_operation_that_works_on_some_jobs_is_judged(lab_of: LabOf, operation: str) -> None:
     """The first job is refused it and not the second; the story stands at what was refused."""
     head, named, tail = SKIP_LOCKED.partition(f"-- name: {operation}(id, worker")

@@ -443,6 +443,7 @@ def written(path: Path, queue: str, **under: str) -> Callable[[], None]:
     return test
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("queue", "under"), [("select_then_update", {}), ("stale_snapshot", {"gate": "statement"})]
 )

@@ -166,6 +166,7 @@ def proposed(folder: Path, dsn: str, schema: str, table: str | None = None) -> s
     return found.text
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize(("shape", "parts"), [(shape, parts) for shape, *parts in WANTED])
 def test_a_proposed_queue_is_safe_and_marks_what_cannot_be_known(
     lab_of: LabOf, dsn: str, tmp_path: Path, shape: str, parts: list[str]

@@ -245,7 +245,8 @@ def test_a_claim_in_several_transactions_is_measured_whole(lab_of: LabOf) -> Non
 NO_COPIES = "CREATE UNIQUE INDEX ON jobs ((id % 50_000)); DROP INDEX jobs_enqueued_at_idx;"
 
 
-@pytest.mark.parametrize("kind", ["finished", "waiting"])
+@pytest.mark.sample(1)
+@pytest.mark.parametrize("kind", ["waiting", "finished"])
 def test_what_cannot_be_multiplied_is_filled_by_its_operations(lab_of: LabOf, kind: str) -> None:
     """The slope says why, and how many jobs there were; that shows a missing index, too."""
     found = slope(lab_of(queue(more=NO_COPIES)), kind, 1_000_000)

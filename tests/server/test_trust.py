@@ -188,6 +188,7 @@ def test_no_rights_are_lent(own: Server, dsn: str, seen: Path, names: Sequence[s
     assert not seen.exists()
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("name", HOSTILE)
 def test_an_attack_succeeds_where_the_queue_is_trusted(
     trusting: Server, seen: Path, name: str

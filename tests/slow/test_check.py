@@ -275,8 +275,7 @@ MOST, SCHEDULES = 200, 6  # as many as the quick profile
 @pytest.mark.parametrize(
     ("name", "guarantee"),
     [
-        # Read, and freed by id.
-        pytest.param("live_lease_two_step", "live-lease", marks=pytest.mark.sample),
+        ("live_lease_two_step", "live-lease"),  # read, and freed by id
         ("fencing_checked_before", "fencing"),  # inside a function
         ("final_state_heartbeat_revives", "final-state"),  # from a thread of the worker's own
         ("no_lost_job_two_step_fail", "no-lost-job"),  # a death between two transactions

@@ -438,7 +438,7 @@ def test_an_internal_error_has_a_traceback(check: Command, monkeypatch: pytest.M
     assert "Traceback" in check(SOUND).err
 
 
-@pytest.mark.sample
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_ends_a_check_in_order(dsn: str, start: Begin, number: signal.Signals) -> None:
     """The database goes, and there is one line instead of a traceback."""

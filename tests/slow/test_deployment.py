@@ -50,10 +50,7 @@ def test_each_says_what_it_is() -> None:
     assert None not in HEADS.values()
 
 
-@pytest.mark.parametrize(
-    "name",
-    [pytest.param(name, marks=pytest.mark.sample if "fencing" in name else ()) for name in BROKEN],
-)
+@pytest.mark.parametrize("name", BROKEN)
 def test_a_deployment_breaks_what_its_first_line_says(name: str, server: Server) -> None:
     """Two versions, each sound by itself, break the guarantee where both run."""
     assert name.startswith(BROKEN[name]["guarantee"].replace("-", "_"))

@@ -40,7 +40,6 @@ def run(
     return finished(*shell, command, cwd=directory, env=found, timeout=1200)
 
 
-@pytest.mark.sample
 def test_the_action_checks_a_queue_and_leaves_its_reports(tmp_path: Path) -> None:
     """Its check step, as it stands, exits 1 on a broken queue, annotates the line and reports."""
     steps = {step.get("name"): step for step in read(ROOT / "action.yml")["runs"]["steps"]}
@@ -71,6 +70,7 @@ def test_the_action_checks_a_queue_and_leaves_its_reports(tmp_path: Path) -> Non
     assert reports == ["card.html", "card.json", "junit.xml"]
 
 
+@pytest.mark.sample
 @pytest.mark.parametrize("name", ["github.yml", "github-services.yml"])
 def test_a_snippet_gives_the_action_what_it_takes(name: str) -> None:
     """Each workflow is YAML, and every input that it sets is one of the action's."""

@@ -49,7 +49,7 @@ NAMES = (
 
 
 @each_queue
-@pytest.mark.sample
+@pytest.mark.sample(1)
 def test_our_own_server_minds_no_environment(queue: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """With every variable leading elsewhere each operation works, and nobody calls there."""
     with socket.create_server(("127.0.0.1", 0)) as elsewhere:

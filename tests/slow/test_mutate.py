@@ -231,7 +231,6 @@ def test_a_mutant_survives_only_what_was_asked_in_full(tmp_path: Path) -> None:
     assert partly.reason.endswith(f"{len(OTHERS)} of {len(CATALOGUE)} guarantees were not asked")
 
 
-@pytest.mark.sample
 def test_an_equivalent_mutant_that_is_killed_is_an_error(tmp_path: Path) -> None:
     """The list of equivalent mutants cannot say of a defect that it is none."""
     mutants = written(tmp_path, f'# why\n"{NO_LOCK}" = "wrong"')

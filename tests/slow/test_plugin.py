@@ -98,7 +98,6 @@ def test_collecting_starts_no_server(
     assert "test_every_defect_is_found[order_lifo]" in lines
 
 
-@pytest.mark.sample
 def test_a_broken_queue_fails_with_its_story(pytester: pytest.Pytester) -> None:
     """The failure is the story and the command that replays it, not a traceback of ours."""
     path = pytester.makefile(".sql", mine=text_of("broken/order_lifo"))
@@ -206,6 +205,7 @@ def test_a_server_that_cannot_be_had_is_told_once(
     assert str(result.stdout).count("nobody listens at localhost:1") == 1
 
 
+@pytest.mark.sample
 def test_an_unusable_queue_fails_with_its_place(pytester: pytest.Pytester) -> None:
     """What PostgreSQL rejects is shown where it stands."""
     text = text_of("skip_locked")

@@ -506,8 +506,8 @@ def test_source_that_nobody_knows(source: str, told: str, refusal: Refusal) -> N
 class TestKilled:
     """However the run ends, nothing is left."""
 
-    @pytest.mark.sample
-    @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+    @pytest.mark.sample(1)
+    @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM])
     def test_own_server(self, run: Begin, temporary: Path, number: signal.Signals) -> None:
         """Ctrl-C, SIGTERM and kill -9 of a run end its server and remove its directory."""
         process = run("embedded")
