@@ -144,7 +144,8 @@ def card(tmp_path_factory: pytest.TempPathFactory) -> Path:
     queue = folder / "q.sql"
     queue.write_text(text.replace("left(:error", f"left(:error || $${EVIL}$$"), encoding="utf-8")
     page = folder / "card.html"
-    command("check", str(queue), "--only", "retry-given,order", "--html", str(page), exits=1)
+    asked = ("--only", "retry-given,order", "--profile", "quick", "--html", str(page))
+    command("check", str(queue), *asked, exits=1)
     return page
 
 
