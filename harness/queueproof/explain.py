@@ -136,7 +136,7 @@ def explain(guarantee: Guarantee, width: int = WIDTH) -> str:
     parts = [*(filled(one, width) for one in told), first.diff]
     if others:
         names = "\n".join(f"  {other.name}" for other in others)
-        parts.append(f"Others that break it, each in another way, in a checkout:\n{names}")
+        parts.append(f"More files that break it, each in its own way (in the repository):\n{names}")
     return "\n\n".join(parts)
 
 

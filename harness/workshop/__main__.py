@@ -29,14 +29,16 @@ CONVOY = (REFERENCE, "for_update", "nowait")
 HOLD = 0.005  # seconds
 INTRODUCTION = """\
 **Use skip_locked. With many workers, claim at most 10 jobs at a time. Take lease_batch only if
-claims are your bottleneck.** All figures are from {cores} cores, which the server shares with the
-load. The names on this page:
+claims are your bottleneck.** The server and the workers shared {cores} cores. The names on this
+page:
 
 - skip_locked: one UPDATE with FOR UPDATE SKIP LOCKED.
 - lease_batch: one lease for all jobs of a claim.
 - lease_table: a claim moves the job to another table.
 - for_update: the same as skip_locked, but without SKIP LOCKED.
-- at_most_once: unsafe, and here only to show what is possible at most.
+- nowait: FOR UPDATE NOWAIT instead of SKIP LOCKED.
+- at_most_once: deletes a job when it is claimed, so that a crash loses it: here only as an upper
+  bound.
 
 lease_batch and lease_table complete a batch and claim the next one in one statement
 (`complete_and_claim`). The other strategies send two statements.

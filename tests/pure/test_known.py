@@ -14,9 +14,10 @@ from queueproof.cli import run
 from queueproof.cli.judging import _tell_todos, _telling
 from queueproof.cli.known import remember, token_of
 from queueproof.errors import Exit, QueueproofError
+from queueproof.guarantees.catalogue import CATALOGUE
 from queueproof.queues.sqlfile import load_text
 from queueproof.report.card import Break, Card, Judgement, Place
-from queueproof.report.terminal import Output, print_breaks, print_whole
+from queueproof.report.terminal import Output, print_breaks, print_whole, summary
 from tests.fix_places import SKIP_LOCKED
 
 
@@ -119,9 +120,10 @@ def test_the_line_of_a_break_is_the_one_to_change() -> None:
 
 
 def test_the_last_screen_explains_what_is_inconclusive_and_fits() -> None:
-    """Its reason stands beside the breaks; the verdict takes two lines where one has no room."""
-    doubt = Judgement("retry-bound", "inconclusive", "it follows from single-claim")
-    found = [Judgement("single-claim", "broken", "a", "story", "T"), doubt]
+    """What a break explains stands beside it, and no other; the verdict takes two lines if long."""
+    doubt = Judgement("retry-bound", "inconclusive", "follows from single-claim", explained=True)
+    other = Judgement("pooler-safe", "inconclusive", "PgBouncer is missing")
+    found = [Judgement("single-claim", "broken", "a", "story", "T"), doubt, other]
     card = Card("jobs.sql", "p", 0, 1.0, [*found, Judgement("order", "holds", "")])
     out = Output(written := StringIO())
     out._force_terminal, out.width = True, 60
@@ -130,8 +132,30 @@ def test_the_last_screen_explains_what_is_inconclusive_and_fits() -> None:
     told = re.sub(r"\x1b\[[\d;]*m", "", written.getvalue())
     first = "Fix what is broken first, then check again."
     assert f"retry-bound  inconclusive\n  {doubt.reason}\n  {first}\n" in told
-    verdict = "broken: jobs.sql (1 holds; 53 s)\nsingle-claim broken; retry-bound inconclusive\n"
-    assert told.endswith(verdict)
+    assert other.reason not in told
+    ends = "single-claim broken; retry-bound, pooler-safe inconclusive\n"
+    assert told.endswith(f"broken: jobs.sql (1 holds; 53 s)\n{ends}")
+
+
+def test_many_of_one_verdict_are_counted() -> None:
+    """A check that ended at its first break names that, and not all that it did not look at."""
+    names = ["fencing", "order", "backoff", "routing", "isolation", "claim-limit"]
+    rest = [Judgement(name, "inconclusive", "") for name in names]
+    assert summary([Judgement("single-claim", "broken", ""), *rest]) == (
+        "single-claim broken; 6 inconclusive"
+    )
+
+
+@pytest.mark.parametrize("name", CATALOGUE)
+def test_the_line_of_a_fix_is_a_whole_sentence(name: str) -> None:
+    """Where it has code, all of the code stands there, dots and all."""
+    out = Output(written := StringIO())
+    out._force_terminal, out.width = True, 100
+    card = Card("q.sql", "p", 0, 1.0, [Judgement(name, "broken", "a", "story")])
+    print_breaks(out, card, "queueproof replay q.sql", named=True)
+    fix = written.getvalue().partition("Fix: ")[2].partition("\n\n")[0]
+    assert fix
+    assert fix.count("`") % 2 == 0
 
 
 def test_what_is_accepted_can_be_seen() -> None:

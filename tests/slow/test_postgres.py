@@ -199,8 +199,8 @@ class TestEmbedded:
         with server.database() as conninfo:
             assert str(server.version) == ask(conninfo, "SHOW server_version_num")
             assert ask(conninfo, "SHOW fsync") == "off"
-        version = "{}.{}".format(*divmod(server.version, 10000))
-        assert server.label == f"PostgreSQL {version}, embedded, fsync=off (fast, not crash-safe)"
+        label = "PostgreSQL {}.{}, embedded, fsync=off (fast, a machine crash loses data)"
+        assert server.label == label.format(*divmod(server.version, 10000))
         assert (server.source, server.durable, server.superuser) == ("embedded", False, True)
 
     def test_nothing_takes_part_in_a_run(self, admin: str) -> None:
@@ -351,7 +351,7 @@ class TestDsn:
         with open_server(form(door)) as server:
             assert not server.superuser
             assert f"port={door.port} user=alice" in server.label
-            assert server.label.endswith("fsync=off (fast, not crash-safe)")
+            assert server.label.endswith("fsync=off (fast, a machine crash loses data)")
             with server.database() as conninfo:
                 assert ask(conninfo, "SHOW jit") == "off"
                 assert ask(conninfo, "SELECT current_user") == "alice"

@@ -89,7 +89,7 @@ def environment(report: BenchReport) -> str:
         " shared by the server, the workers and whatever else ran."
     )
     vacuum = (
-        " autovacuum would make no difference: a measurement ends before it looks at a table."
+        " Each measurement is shorter than autovacuum's first run, so that it changes nothing."
         if method["settings"].get("autovacuum") == "off"
         else ""
     )

@@ -164,7 +164,7 @@ def judged(asked: CheckOptions, beyond: Beyond | None = None) -> int:
     reports.annotate(out, card)
     if go_on is None and card.verdict == "holds" and asked.profile is ProfileName.quick:
         further = shlex.join(["check" if word == "replay" else word for word in command])
-        out.say(f"Profile quick is the smallest check. Check more:  {further} --profile default")
+        out.say(f"Profile quick is the smallest check. Check more: {further} --profile default\n")
     print_whole(out, card, time.monotonic() - began, came_of_it)
     reports.write(card, shlex.join(command))
     return card.exit_code

@@ -115,7 +115,7 @@ def _mend(asked: CheckOptions, out: Output, target: Queue, card: Card) -> str:
     extends = isinstance(target, SqlFileQueue) and target.own != target.whole
     shown = shlex.join(["queueproof", "show", target.name]) if extends else ""
     broken = [one.id for one in card.guarantees if one.verdict == "broken"]
-    out.say(f"Looking for what mends {', '.join(broken)}: minutes for each.\n")
+    out.say(f"Looking for a fix for {', '.join(broken)}. This takes minutes for each.\n")
     doing = f"0 of {len(broken)} mended"
     known: Mended | None = None
 

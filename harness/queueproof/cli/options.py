@@ -39,10 +39,12 @@ def _option(panel: str | None, told: str, *names: str, **more: Any) -> object:  
 
 Only: TypeAlias = Annotated[
     list[str] | None,
-    _option(ASKED, "Judge these alone. `queueproof guarantees` lists them.", metavar="ID,..."),
+    _option(
+        ASKED, "Check only these guarantees. `queueproof guarantees` lists them.", metavar="ID,..."
+    ),
 ]
 Skip: TypeAlias = Annotated[
-    list[str] | None, _option(ASKED, "Judge all but these.", metavar="ID,...")
+    list[str] | None, _option(ASKED, "Check all guarantees but these.", metavar="ID,...")
 ]
 _REQUIRE = "Exit 2 if one of these cannot be judged, for example because PgBouncer is missing."
 Require: TypeAlias = Annotated[list[str] | None, _option(ASKED, _REQUIRE, metavar="ID,...")]

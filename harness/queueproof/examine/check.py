@@ -87,7 +87,8 @@ def check_queue(
     judgements = [judgement_of(findings, guarantee, *asked) for guarantee in wanted]
     if found:
         judgements = [_as_far(judgement) for judgement in judgements]
-    return Card(lab.queue.name, lab.label, seed, time.monotonic() - began, judgements)
+    took = time.monotonic() - began
+    return Card(lab.queue.name, lab.label, seed, took, judgements, profile=profile)
 
 
 def _as_far(judgement: Judgement) -> Judgement:

@@ -74,7 +74,9 @@ def _judgement(
     unsure = _unsure(findings, guarantee, watched, evidence)
     if unsure:
         follows = accepted is not None and name in findings.failures
-        return Judgement(name, "accepted" if follows else "inconclusive", unsure, evidence=evidence)
+        found = "accepted" if follows else "inconclusive"
+        explained = found == "inconclusive" and name in findings.failures
+        return Judgement(name, found, unsure, evidence=evidence, explained=explained)
     effort = _effort(findings)
     own = {what: n for what, n in evidence.items() if what not in effort} or evidence
     reason = ", ".join(counted(n, what) for what, n in own.items())

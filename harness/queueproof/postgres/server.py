@@ -93,7 +93,10 @@ class ServerFacts(NamedTuple):
         shown = f"fsync={self.fsync}"
         if self.fsync == "on":
             shown += f", synchronous_commit={self.synchronous_commit}"
-        return shown if self.durable else f"{shown} (fast, not crash-safe)"
+        if self.durable:
+            return shown
+        lost = "not crash-safe" if self.fsync == "on" else "a machine crash loses data"
+        return f"{shown} (fast, {lost})"
 
 
 class Started(NamedTuple):

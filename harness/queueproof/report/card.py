@@ -71,6 +71,7 @@ class Judgement:
         told: The story as data; None where there is none, or none was written.
         place: Of the story, as of a `Break`.
         remedy: How it is kept, in the queue's own names; None where nothing broke, or nobody said.
+        explained: Whether it was seen to break, and what breaks as well explains that.
         seconds: Wall-clock that was spent on it; what is asked for all of them together counts
             for none.
     """
@@ -85,6 +86,7 @@ class Judgement:
     told: Told | None = None
     place: Place | None = None
     remedy: str | None = None
+    explained: bool = False
     seconds: float = field(default=0.0, compare=False)
 
     @property
@@ -137,6 +139,7 @@ class Card:
         guarantees: In the order of the catalogue.
         mutants: Of the queue's own SQL; None where none were asked for.
         not_mutated: Sentences on SQL that could not be mutated.
+        profile: How thorough the check was: a key of `PROFILES`; empty where nobody said.
     """
 
     queue: str
@@ -146,6 +149,7 @@ class Card:
     guarantees: Sequence[Judgement]
     mutants: Sequence[MutantJudgement] | None = None
     not_mutated: Sequence[str] = ()
+    profile: str = ""
 
     @property
     def breaks(self) -> dict[str, tuple[Judgement, Break]]:
@@ -208,6 +212,7 @@ class Card:
             "postgres": self.postgres,
             "verdict": self.verdict,
             "seed": self.seed,
+            "profile": self.profile,
             "seconds": round(self.seconds, 2),
             "guarantees": [_written(judgement) for judgement in self.guarantees],
         }

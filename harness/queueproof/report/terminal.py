@@ -27,7 +27,8 @@ STYLES = {
     "inconclusive": "magenta",
     "not-offered": "dim",
 }
-_FIRST_SENTENCE = re.compile(r"\. (?=[A-Z])")
+_FIRST_SENTENCE = re.compile(r"(?<!\.)\. (?=[A-Z])")  # the safe form of some is `UPDATE ... WHERE`
+_NAMED = 5  # guarantees of one verdict; more are counted
 _NOT_KILLED = {"equivalent": "equivalent", "unjudged": "not judged", "survived": "survived"}
 
 
@@ -112,7 +113,7 @@ def print_breaks(out: Output, card: Card, replay: str, *, named: bool, mend: str
         out.say(Text.assemble((name, STYLES["broken"]), f"  {where.rpartition('/')[2]}"))
         _indented(out, story.reason, f"Fix: {first}")
     for judgement in card.guarantees if breaks and out.is_terminal else ():
-        if judgement.verdict == "inconclusive":
+        if judgement.explained:
             out.say(Text.assemble((judgement.id, STYLES["inconclusive"]), "  inconclusive"))
             _indented(out, judgement.reason, "Fix what is broken first, then check again.")
     if breaks:
@@ -167,11 +168,11 @@ def summary(judgements: Iterable[Judgement]) -> str:
     found: dict[str, list[str]] = {}
     for judgement in judgements:
         found.setdefault(judgement.verdict, []).append(judgement.id)
-    named = [
-        f"{', '.join(found[verdict])} {verdict}"
-        for verdict in ("broken", "inconclusive", "accepted")
-        if verdict in found
-    ]
+    named = []
+    for verdict in ("broken", "inconclusive", "accepted"):
+        if names := found.get(verdict):
+            many = verdict != "broken" and len(names) > _NAMED
+            named.append(f"{len(names) if many else ', '.join(names)} {verdict}")
     holding, missing = len(found.get("holds", ())), len(found.get("not-offered", ()))
     counted = [f"{holding} hold{'s' * (holding == 1)}"] if holding else []
     return "; ".join([*named, *counted, *([f"{missing} not offered"] if missing else [])])
@@ -260,7 +261,7 @@ def _verified(mended: Mended, profile: str) -> Iterator[str]:
     whole = summary(mended.card.guarantees)
     yield f"All checks ran on the mended queue, profile {profile}: {whole} ({runs})."
     if profile == "quick":
-        yield "That was a quick look: `queueproof check` without --profile looks further."
+        yield "This was the quick profile: `queueproof check` without --profile checks more."
     anyway = [one.id for one in mended.card.guarantees if one.verdict == "broken"]
     if anyway:
         yield f"Broken before the change as well, and not mended by it: {', '.join(anyway)}."
