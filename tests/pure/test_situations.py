@@ -115,6 +115,18 @@ def test_a_worker_beats_while_it_ends_its_job(ends: str) -> None:
     pytest.fail("they do not meet")
 
 
+def test_two_workers_do_the_same_to_jobs_that_have_come_the_same_way() -> None:
+    """Fresh ones, and ones that have failed: what only such jobs share, only they wait for."""
+    past = {
+        tuple(do.kind for stage in one.stages[: one.stages.index(both)] for do in stage[0][1])
+        for one in meetings("skip_locked.sql")
+        for both in one.stages
+        if len(both) > 1 and [dos[0].kind for _, dos in both] == ["claim", "claim"]
+    }
+    assert any(kinds.count("fail") == 2 for kinds in past)
+    assert any(kinds.count("claim") == 2 * kinds.count("recover") > 0 for kinds in past)
+
+
 def test_what_is_all_one_comes_later() -> None:
     """Two claims of one job are among the first."""
     every = all_meetings("skip_locked.sql")

@@ -407,6 +407,11 @@ class Space:
                     make = partial(self._program, at, (deed.script, dies), look)
                     what: Kind = (deed.do.kind, "crash", self._is_last(at))
                     yield Known(what, (*stands, *what), make, self._length(at), steps=1 + idle)
+                if deed.actor.startswith("w") and deed.do.kind not in _SPAN and not idle:
+                    make = partial(self._in_pairs, at, deed, look)
+                    # What has come of a job before is what tells such jobs from fresh ones.
+                    what = (deed.do.kind, "in pairs", *at.ends[-1:])
+                    yield Known(what, (*stands, *what), make, self._length(at), steps=1)
                 for slow in self._lookers(deed) if not idle else ():
                     what = (deed.do.kind, "slow", slow[1][-1].kind)
                     begins = deed.do.kind in _BEGINNING and slow[1][-1].kind != "claim"
@@ -430,6 +435,17 @@ class Space:
                     aside = apart and not late
                     steps = len(walk) + (idle and not joins)
                     yield Known(what, kind, make, self._length(at), aside, steps)
+
+    def _in_pairs(self, at: Situation, deed: Deed, look: tuple[Stage, ...]) -> Program:
+        """An act while another worker does the same to its own job, which has come the same way."""
+        other = (_the_other(deed.actor), (whole(deed.do),))
+        program = self._program(at, (deed.script, other), look)
+        stages = [
+            again
+            for stage in program.stages
+            for again in (stage, *(_by_the_other(stage) if len(stage) == 1 else ()))
+        ]
+        return program._replace(jobs=program.jobs * 2, stages=tuple(stages))
 
     def _meeting(self, at: Situation, deed: Deed, other: Script, last: Deed) -> Program:
         """An act while others go on; what they have begun by their last one is kept, too."""
@@ -606,6 +622,19 @@ class Space:
             dead = [script(who, crash()) for who in dict.fromkeys((after.holder, deed.actor))]
             looks.append(in_turn(*dead, script("clock", advance(over)), *last))
         return looks
+
+
+def _the_other(worker: str) -> str:
+    """A worker who does what another one does."""
+    return f"w{50 + int(worker[1:])}"
+
+
+def _by_the_other(stage: Stage) -> tuple[Stage, ...]:
+    """What another worker does after one, or the producer once more; nothing of anybody else."""
+    ((actor, dos),) = stage
+    if actor == NEW[0]:
+        return (stage,)
+    return in_turn((_the_other(actor), dos)) if actor.startswith("w") else ()
 
 
 def _claim_of(claims: Sequence[Call], do: Do) -> Call:
