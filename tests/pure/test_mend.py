@@ -377,6 +377,11 @@ def test_a_cause_may_need_what_the_story_says() -> None:
     told = cause_of("live-lease", draft, "w1 was answered 23505 by fail although it holds the job")
     assert "the unique index on app.jobs allows one of both" in str(told)
     assert cause_of("live-lease", draft, "w1 was refused fail") is None
+    upsert = "\nINSERT INTO j ON CONFLICT (k) DO UPDATE SET a = 1;"
+    draft = Draft(queue_file(enqueue=upsert), "q.sql")
+    told = cause_of("single-claim", draft, "it holds the job, which had been enqueued again")
+    assert "An enqueue that meets a job which runs leaves its state" in str(told)
+    assert "enqueue" not in str(cause_of("single-claim", draft, "w1 got a job that w2 holds"))
 
 
 @pytest.mark.parametrize(
@@ -398,6 +403,7 @@ def test_a_cause_may_need_what_the_story_says() -> None:
         ("concurrency-limit", {"claim": "\nSELECT id FROM j HAVING count(*) < 3;"}, "two claims"),
         ("retry-given", {"fail": DROPPED}, "ON CONFLICT DO NOTHING drops"),
         ("no-lost-job", {"schema#": CASCADES}, "the row of lanes"),
+        ("retry-given", {"fail": "\nSELECT d->>'n' < d->>'max' FROM j;"}, "(... ->> 'n')::integer"),
         ("fencing", {}, ""),
     ],
 )
