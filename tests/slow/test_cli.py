@@ -119,10 +119,11 @@ def test_the_json_card_has_the_public_shape(card: dict[str, Any], broken: tuple[
     A story's place is that of the statement that took the job a second time.
     """
     queue = broken[1] / "q.sql"
-    assert list(card) == ["schema", "queue", "postgres", "verdict", "seed", "seconds", "guarantees"]
+    facts = ["schema", "queue", "postgres", "verdict", "seed", "profile", "seconds", "guarantees"]
+    assert list(card) == facts
     assert (card["queue"], card["verdict"], card["seed"]) == (str(queue), "broken", 0)
     keys = {"id", "verdict", "reason", "story", "replay", "evidence", "more"}
-    keys |= {"told", "place", "remedy", "seconds"}
+    keys |= {"told", "place", "remedy", "explained", "seconds"}
     assert all(keys == set(judgement) for judgement in card["guarantees"])
     found = [(j["id"], j["verdict"], j["story"] is None) for j in card["guarantees"]]
     assert found == [("single-claim", "broken", False), (APART, "holds", True)]
