@@ -164,6 +164,17 @@ def test_a_story_stands_beside_its_remedy_and_its_command() -> None:
     assert "Take deliveries one by one." in Reader(to_page([card(own)])).text
 
 
+@pytest.mark.parametrize(
+    ("verdict", "told"), [("holds", True), ("accepted", True), ("broken", False)]
+)
+def test_a_pass_says_how_much_it_is_worth(verdict: Verdict, *, told: bool) -> None:
+    """A card that exits 0 is no proof, and at quick the smallest check; its profile is told."""
+    card = Card("q.sql", "p", 0, 1.0, [Judgement("order", verdict, "r")], profile="quick")
+    page = to_page([card])
+    assert "profile quick, seed 0" in page
+    assert ("no proof. Profile quick is the smallest check." in page) == told
+
+
 def test_many_cards_begin_with_an_index() -> None:
     """Each queue by each guarantee, and each story behind its mark."""
     page = to_page([card(broken(race())), card(Judgement("order", "holds", "r"), queue="b.sql")])
