@@ -120,7 +120,7 @@ def test_the_line_of_a_break_is_the_one_to_change() -> None:
 
 
 def test_the_last_screen_explains_what_is_inconclusive_and_fits() -> None:
-    """What a break explains stands beside it, and no other; the verdict takes two lines if long."""
+    """A guarantee stands beside the break that explains it; a long verdict takes two lines."""
     doubt = Judgement("retry-bound", "inconclusive", "follows from single-claim", explained=True)
     other = Judgement("pooler-safe", "inconclusive", "PgBouncer is missing")
     found = [Judgement("single-claim", "broken", "a", "story", "T"), doubt, other]
@@ -148,7 +148,7 @@ def test_many_of_one_verdict_are_counted() -> None:
 
 @pytest.mark.parametrize("name", CATALOGUE)
 def test_the_line_of_a_fix_is_a_whole_sentence(name: str) -> None:
-    """Where it has code, all of the code stands there, dots and all."""
+    """Its code is not cut at the dots that stand for a part of it."""
     out = Output(written := StringIO())
     out._force_terminal, out.width = True, 100
     card = Card("q.sql", "p", 0, 1.0, [Judgement(name, "broken", "a", "story")])

@@ -98,7 +98,7 @@ def test_what_only_ends_a_shorter_run_is_no_part_of_a_story(lab_of: LabOf) -> No
 
 
 def test_of_two_that_explain_each_other_one_stays_broken(lab_of: LabOf) -> None:
-    """What is explained itself explains nothing: else a broken queue would have no break."""
+    """A break that another explains explains nothing: else a broken queue would have no break."""
     lab = lab_of(NOWHERE)
     offer = calibrate(lab)
     tried = Work(lab, offer, 0).tries(Draws(0, 40, PLAIN))

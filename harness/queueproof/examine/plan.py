@@ -118,7 +118,7 @@ class _Broken:
         self._known: set[str] = set()
 
     def has(self, asked: Callable[[str], bool]) -> bool:
-        """Whether one of them is among those that are asked for."""
+        """True if one of them is among those that are asked for."""
         while not any(map(asked, self._known)):
             if (more := next(self._runs, None)) is None:
                 return False

@@ -630,7 +630,7 @@ def _the_other(worker: str) -> str:
 
 
 def _by_the_other(stage: Stage) -> tuple[Stage, ...]:
-    """What another worker does after one, or the producer once more; nothing of anybody else."""
+    """The same by another worker, or by the producer once more; nothing by anybody else."""
     ((actor, dos),) = stage
     if actor == NEW[0]:
         return (stage,)
