@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 from queueproof.errors import OWN_SERVERS
 from queueproof.examine.findings import Findings
@@ -36,6 +36,8 @@ ENOUGH = 100  # schedules that show whether a program breaks a guarantee under a
 MANY = 20  # schedules: most programs have no more, whatever the budget
 DEARER = 20  # times as long does a probe take at the next level
 
+_Searched: TypeAlias = tuple[str, Sequence[Exploration | Draws]]
+"""Units that all guarantees judge, by the name of their part."""
 Progress = Callable[[str, float | None], None]
 """Called with what is being done and which fraction of all is; None where nobody knows the end."""
 
@@ -176,7 +178,13 @@ class Examination:
         ids = [g.id for g in asked]
         parts: list[_Part] = []
         if not self._is_settled(ids):
-            parts = self._searches(ids)
+            if enough is not None:
+                # They break most that is broken, and half a second goes into making all others.
+                crowds = self._searches(ids, self._crowds())
+                self._go_through(crowds, lambda what, _: progress(what, None), enough)
+                if enough():
+                    return
+            parts = self._searches(ids, self._searched)
         for guarantee in asked:
             for variation in guarantee.variations:
                 units = list(self._variations(guarantee, variation))
@@ -200,7 +208,7 @@ class Examination:
             Whether anything had been left out.
         """
         known = len(self._done)
-        self._go_through(self._searches(asked), progress)
+        self._go_through(self._searches(asked, self._searched), progress)
         return len(self._done) > known
 
     def _go_through(
@@ -222,11 +230,11 @@ class Examination:
             if enough is not None and enough():
                 return
 
-    def _searches(self, asked: Sequence[str]) -> list[_Part]:
-        """The units that all guarantees judge and that have not run yet."""
+    def _searches(self, asked: Sequence[str], known: Iterable[_Searched]) -> list[_Part]:
+        """What all guarantees judge and has not run yet."""
         return [
             _Part(what, partial(self._search, what, left, asked), left)
-            for what, units in self._searched
+            for what, units in known
             if (left := [unit for unit in units if unit not in self._done])
         ]
 
@@ -347,7 +355,7 @@ class Examination:
         return self._anyway.setdefault((program, conditions), broken)
 
     @cached_property
-    def _searched(self) -> list[tuple[str, Sequence[Exploration | Draws]]]:
+    def _searched(self) -> list[_Searched]:
         """The units that all guarantees judge: random programs, a job's life, and the rest."""
         suite, profile, few = self._suite, self.profile, self.profile.schedules
         inside = self._inside
@@ -370,7 +378,7 @@ class Examination:
         }
         self._found.space = {ALONE: suite.known(ALONE), MEETINGS: suite.known(MEETINGS)}
         return [
-            *(("random programs", one) for one in self._crowds()),
+            *self._crowds(),
             *(
                 (what, units[at : at + TOGETHER])
                 for what, units in known.items()
@@ -383,14 +391,14 @@ class Examination:
         """Statements stop in their midst, where the server can be made to."""
         return Conditions(gate=_INSIDE) if _INSIDE in self._lab.gates else PLAIN
 
-    def _crowds(self) -> Iterator[list[Draws]]:
+    def _crowds(self) -> Iterator[_Searched]:
         """Random programs under random schedules; the last of them stop inside statements."""
         gates = [gate for gate in _GATES if gate is None or gate in self._lab.gates]
         for n in range(-(-self.profile.crowds // AT_ONCE)):
             at = max(0, n * AT_ONCE * (len(gates) + 1) // self.profile.crowds - 1)
             inside = gates[at]
             far = inside is None and n % FAR == 1
-            yield [Draws(n * AT_ONCE, AT_ONCE, Conditions(gate=inside, far=far))]
+            yield "random programs", [Draws(n * AT_ONCE, AT_ONCE, Conditions(gate=inside, far=far))]
 
     def _search(
         self, what: str, units: Iterable[Exploration | Draws], asked: Sequence[str]

@@ -253,6 +253,7 @@ def _statement(text: str, found: Sequence[Token], previous_end: int) -> list[Scr
     return [ScriptStatement(text[start : found[-1].end], start, tuple(found))]
 
 
+@lru_cache(maxsize=1024)  # asked of each statement that is sent
 def first_keyword(sql: str) -> str:
     """The first word of a statement in upper case; empty where it has none.
 
