@@ -48,24 +48,21 @@ from typing import TYPE_CHECKING, Any
 
 from queueproof.errors import QueueproofError
 from queueproof.examine.calibrate import calibrate
-from queueproof.examine.replay import REPLAYS, lacking
+from queueproof.examine.replay import again, lacking
 from queueproof.examine.work import runner_under
 from queueproof.guarantees.catalogue import CATALOGUE
 from queueproof.judge.checker import check, declare
 from queueproof.postgres import open_server
 from queueproof.probes.probes import PROBES
 from queueproof.queues.resolve import resolve
-from queueproof.report.story import tell, tell_found
+from queueproof.report.story import tell
 from queueproof.report.text import to_text
 from queueproof.run.lab import Lab
 from queueproof.run.open import open_lab
-from queueproof.run.record import Run
-from queueproof.run.runner import Runner
-from queueproof.schedule.conditions import PLAIN, Conditions
+from queueproof.schedule.conditions import PLAIN
 from queueproof.schedule.programs import Do, JobSpec, Program
-from queueproof.search.explore import explore
 from queueproof.search.reduce import reduced
-from queueproof.search.shrink import Failure, breaches, one_by_one, shrink
+from queueproof.search.shrink import Failure, one_by_one, shrink
 from queueproof.space.crowds import Crowd, crowd
 from queueproof.space.pieces import Pieces
 
@@ -117,23 +114,22 @@ def must_hold(
     if program is None and guarantee not in PROBES:
         raise QueueproofError(f"what breaks {guarantee} is a run: give must_hold its program")
     target = resolve(os.fspath(queue))
+    data: dict[str, Any] = {"probe": probe}
+    if program is not None:
+        told = {"program": program.to_data(), "schedule": list(schedule), "under": under or {}}
+        data = {**json.loads(json.dumps(told)), "broken": broken or guarantee}  # anybody wrote it
     with open_server(postgres, trust=trust) as server, open_lab(target, server) as lab:
-        if program is None:
-            found = PROBES[guarantee].replay(lab, calibrate(lab), probe)
-            story = to_text(tell_found(found, guarantee)) if found else ""
-        else:
-            conditions = Conditions(**under) if under else PLAIN
-            story = _search(
-                lab,
-                guarantee,
-                program,
-                broken=broken or guarantee,
-                schedule=schedule,
-                conditions=conditions,
-                schedules=schedules,
-            )
-    if story:
-        raise AssertionError(story)
+        offer = calibrate(lab)
+        if program is not None:
+            if missing := CATALOGUE[guarantee].needs(offer):
+                raise AssertionError(f"{guarantee} is not offered: {missing}")
+            if unfit := lacking(target, Program.from_data(data["program"])):
+                raise AssertionError(
+                    f"{target.name} does not offer {unfit}, which the program does"
+                )
+        found = again(lab, offer, guarantee, data, orders=schedules)
+    if found:
+        raise AssertionError(found.story)
 
 
 @contextmanager
@@ -190,43 +186,3 @@ class QueueUnderTest:
                 found = shrink(found, one_by_one(self._runner, self._declared, found))
                 name = violation.guarantee
                 raise AssertionError(to_text(tell(found.run, found.violation, PLAIN, name)))
-
-
-def _search(
-    lab: Lab,
-    guarantee: str,
-    program: Program,
-    *,
-    broken: str,
-    schedule: Sequence[int],
-    conditions: Conditions,
-    schedules: int,
-) -> str:
-    """The story of the first run that breaks something; empty where none does."""
-    offer = calibrate(lab)
-    missing = CATALOGUE[guarantee].needs(offer)
-    if missing is not None:
-        return f"{guarantee} is not offered: {missing}"
-    program = Program.from_data(json.loads(json.dumps(program.to_data())))  # anybody wrote it
-    if unfit := lacking(lab.queue, program):
-        return f"{lab.queue.name} does not offer {unfit}, which the program does"
-    declared = declare(offer)
-    again = runner_under(lab, offer, conditions, anew=True)
-    runner = runner_under(lab, offer, conditions)
-    for run in _runs(again, runner, program, schedule, schedules):
-        for violation in breaches(run, declared):
-            if violation.guarantee == broken:
-                return to_text(tell(run, violation, conditions, guarantee))
-    return ""
-
-
-def _runs(
-    again: Runner, runner: Runner, program: Program, schedule: Sequence[int], schedules: int
-) -> Iterator[Run]:
-    for _ in range(REPLAYS):
-        run = again.run(program, schedule)
-        yield run
-        if not run.ambiguous:
-            break
-    for tried in explore(runner, program, budget=schedules):
-        yield tried.run

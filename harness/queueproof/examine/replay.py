@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -70,7 +70,11 @@ def told_by(token: str) -> tuple[str, str, int, Mapping[str, Any]]:
 
 
 def replay(lab: Lab, token: str) -> Replayed | None:
-    """A story again; see `_again`, which says how. None where it does not happen any more.
+    """A story again; None where it does not happen any more.
+
+    Where the queue has been edited since, its program is run under every order, up to
+    `EXHAUSTIVE` of them: the schedule of the token counts statements that may have gone. So it is
+    where a worker process does not break any more: of its library nobody knows here.
 
     Args:
         lab: Where the queue is installed.
@@ -82,19 +86,41 @@ def replay(lab: Lab, token: str) -> Replayed | None:
     digest, guarantee, seed, data = told_by(token)
     edited = digest != lab.queue.digest
     offer = calibrate(lab, replayed=not edited)  # an edited queue may have a time of its own now
-    found = _again(lab, offer, guarantee, seed, data, edited=edited)
+    if edited and "program" in data:
+        missing = lacking(lab.queue, Program.from_data(data["program"]))
+        if missing:
+            raise QueueproofError(
+                f"{lab.queue.name} has changed, and the story's program needs {missing}, which it"
+                " no longer offers: check it anew"
+            )
+    by_clients = lab.by_clients  # nobody knows all the files of a program
+    moments: tuple[float, ...] = () if edited else MOMENTS[:1] if by_clients else MOMENTS
+    orders = EXHAUSTIVE if edited or by_clients else 0
+    found = again(lab, offer, guarantee, data, moments=moments, orders=orders, seed=seed)
     known = offer.queue.breaks.get(guarantee) or CATALOGUE[guarantee].accepted(offer)
     return found and replace(found, accepted=known)
 
 
-def _again(
-    lab: Lab, offer: Offer, guarantee: str, seed: int, data: Mapping[str, Any], *, edited: bool
+def again(
+    lab: Lab,
+    offer: Offer,
+    guarantee: str,
+    data: Mapping[str, Any],
+    *,
+    moments: Sequence[float] = MOMENTS[:1],
+    orders: int = 0,
+    seed: int = 0,
 ) -> Replayed | None:
-    """The story again, or None where it does not happen any more.
+    """A story again, or None where it does not happen any more.
 
-    Where the queue has been edited since, its program is run under every order, up to
-    `EXHAUSTIVE` of them: the schedule of the token counts statements that may have gone. So it is
-    where a worker process does not break any more: of its library nobody knows here.
+    Args:
+        lab: Where the queue is installed.
+        offer: What it brings.
+        guarantee: What the story breaks.
+        data: What its token holds.
+        moments: Seconds by which the clock is ahead when its schedule is run.
+        orders: Most orders of its program that are run where that does not break it.
+        seed: Of the choice of these.
     """
     if "probe" in data:
         found = PROBES[guarantee].replay(lab, offer, data["probe"])
@@ -102,28 +128,21 @@ def _again(
     program = Program.from_data(data["program"])
     conditions = Conditions(**data["under"])
     runner = runner_under(lab, offer, conditions, anew=True)
-    if edited and (missing := lacking(lab.queue, program)):
-        raise QueueproofError(
-            f"{lab.queue.name} has changed, and the story's program needs {missing}, which it"
-            " no longer offers: check it anew"
-        )
-    moments: tuple[float, ...] = () if edited else MOMENTS[:1] if lab.by_clients else MOMENTS
+    broken, declared = data["broken"], declare(offer)
     for ahead in moments:
         for _ in range(REPLAYS):
             run = runner.run(program, data["schedule"], ahead)
-            for violation in breaches(run, declare(offer)):
-                if violation.guarantee == data["broken"]:
+            for violation in breaches(run, declared):
+                if violation.guarantee == broken:
                     failure = Failure(program, tuple(data["schedule"]), run, violation, conditions)
                     return _replayed(lab, guarantee, data, failure)
             if not run.ambiguous:
                 break
-    if not edited and not lab.by_clients:  # nobody knows all the files of a program
+    anew = find(runner, declared, program, broken, budget=orders, seed=seed) if orders else None
+    if anew is None:
         return None
-    found_anew = find(runner, declare(offer), program, data["broken"], budget=EXHAUSTIVE, seed=seed)
-    if found_anew is None:
-        return None
-    data = {**data, "schedule": list(found_anew.schedule)}
-    return _replayed(lab, guarantee, data, found_anew)
+    data = {**data, "schedule": list(anew.schedule)}
+    return _replayed(lab, guarantee, data, anew)
 
 
 def _replayed(lab: Lab, guarantee: str, data: Mapping[str, Any], failure: Failure) -> Replayed:
