@@ -99,7 +99,7 @@ def test_a_break_is_told_at_once_without_how(capsys: pytest.CaptureFixture[str])
     sooner = "^interrupted; --fail-fast --only single-claim ends with the first story$"
     with pytest.raises(KeyboardInterrupt, match=sooner):
         check()
-    assert capsys.readouterr().err.endswith(" s: single-claim; its shortest steps follow\n")
+    assert capsys.readouterr().err.endswith(" s: single-claim; its steps come at the end\n")
 
 
 def test_the_line_of_a_break_is_the_one_to_change() -> None:
@@ -133,8 +133,8 @@ def test_the_last_screen_explains_what_is_inconclusive_and_fits() -> None:
     first = "Fix what is broken first, then check again."
     assert f"retry-bound  inconclusive\n  {doubt.reason}\n  {first}\n" in told
     assert other.reason not in told
-    ends = "single-claim broken; retry-bound, pooler-safe inconclusive\n"
-    assert told.endswith(f"broken: jobs.sql (1 holds; 53 s)\n{ends}")
+    ends = "single-claim broken; retry-bound, pooler-safe inconclusive; \n1 holds; 53 s\n"
+    assert told.endswith(f"\nbroken: jobs.sql\n{ends}")
 
 
 def test_many_of_one_verdict_are_counted() -> None:

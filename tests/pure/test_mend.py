@@ -152,7 +152,9 @@ def test_a_diff_is_one_that_git_takes(tmp_path: Path, monkeypatch: pytest.Monkey
 
 def test_only_an_sql_file_can_be_mended() -> None:
     """Of a class there is no SQL file to change."""
-    with pytest.raises(QueueproofError, match=":Queue: mend changes SQL, and this is no SQL"):
+    with pytest.raises(
+        QueueproofError, match="mend takes a queue file .*:Queue is none"
+    ):
         source(Queue())
     assert source(load(REFERENCE)) == SKIP_LOCKED
 
@@ -277,8 +279,8 @@ def test_a_change_behind_the_last_line_is_told() -> None:
     before = "-- name: fail(id)\nUPDATE jobs SET x = 1 WHERE id = :id;"
     after = before.replace("\nUPDATE", "\nBEGIN;\nUPDATE") + "\nCOMMIT;\n"
     told = said(before, Fix("fail: BEGIN and COMMIT", "fail", after, 2, last=False), "q.sql")
-    assert told.startswith("fail: BEGIN and COMMIT.\n\n")
-    assert "With this change at q.sql:1 this break is gone." in told
+    assert told.startswith("fail: BEGIN and COMMIT (q.sql:1).\n\n")
+    assert "With this change this break is gone." in told
     shown = [
         "  -- name: fail(id)",
         "+ BEGIN;",

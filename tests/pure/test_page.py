@@ -165,13 +165,14 @@ def test_a_story_stands_beside_its_remedy_and_its_command() -> None:
 
 
 @pytest.mark.parametrize(
-    ("verdict", "told"), [("holds", True), ("accepted", True), ("broken", False)]
+    ("verdict", "told"), [("holds", True), ("accepted", False), ("broken", False)]
 )
 def test_a_pass_says_how_much_it_is_worth(verdict: Verdict, *, told: bool) -> None:
-    """A card that exits 0 is no proof, and at quick the smallest check; its profile is told."""
+    """What holds is no proof, and at quick the smallest check; what is accepted does not hold."""
     card = Card("q.sql", "p", 0, 1.0, [Judgement("order", verdict, "r")], profile="quick")
     page = to_page([card])
     assert "profile quick, seed 0" in page
+    assert f"<title>{verdict}: q.sql</title>" in page
     assert ("no proof. Profile quick is the smallest check." in page) == told
 
 

@@ -308,7 +308,7 @@ def test_nothing_judged_is_no_pass(
         (["bench", SOUND, SOUND, "--compare", "--budget", "soon"], "write seconds"),
         (["report", SOUND, "--html", "r.html"], f"{SOUND}: this is no"),
         (["accept", "exec: true"], "no queue file: declare its breaks yourself"),
-        (["watch", "exec: true"], "watch is for an SQL file, and this is none"),
+        (["watch", "exec: true"], "watch takes a queue file (.sql): exec: true is none"),
         (["explain", "fenceing"], "unknown guarantee 'fenceing'; did you mean 'fencing'?"),
         (["check", SOUND, "--with", "exec: node worker.mjs"], "is about two queue files"),
         (["check", SOUND, "--with", "no_such.sql"], "no_such.sql: No such file"),

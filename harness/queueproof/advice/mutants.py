@@ -96,7 +96,7 @@ def mutants_of(queue: Queue) -> Mutants:
         QueueproofError: It is not, or the file with its equivalent mutants is no good.
     """
     if not isinstance(queue, SqlFileQueue):
-        raise QueueproofError(f"{queue.name}: mutate changes SQL, and this is no SQL file")
+        raise QueueproofError(f"mutate takes a queue file (.sql): {queue.name} is none")
     mutants: list[Mutant] = []
     unread: list[str] = []
     names: Counter[str] = Counter()

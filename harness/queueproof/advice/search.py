@@ -308,15 +308,16 @@ def said(before: str, fix: Fix, name: str) -> str:
     lines: list[str] = []
     for at, upto, begin, end in _differing(before, fix.text):
         # The space keeps `-` and an SQL comment apart from the `---` of a diff's header.
-        lines += [f"  {line}" for line in old[at - 1 : at] if upto == at]
+        if upto == at and at:
+            twice = at > 1 and old.count(old[at - 1]) > 1  # so one line does not tell where it is
+            lines += [f"  {line}" for line in old[at - 1 - twice : at]]
         lines += [f"- {line}" for line in old[at:upto]] + [f"+ {line}" for line in new[begin:end]]
     few = len(lines) <= SHORT
     shown = "\n".join([".", "", "```diff", *lines, "```", "", ""]) if few else ". "
-    place = f" at {name}:{first_line(before, fix.text)}" if name else ""
-    told = f"With this change{place} this break is gone."
-    return (
-        f"{_asked(fix.what)}{shown}{told} `queueproof mend` also checks that nothing else breaks."
-    )
+    place = f" ({name}:{first_line(before, fix.text)})" if name else ""
+    gone = "With this change this break is gone."
+    more = "`queueproof mend` also checks that nothing else breaks."
+    return f"{_asked(fix.what)}{place}{shown}{gone} {more}"
 
 
 def _asked(what: str) -> str:
@@ -358,7 +359,7 @@ def source(queue: Queue) -> str:
         QueueproofError: It has none, or the text is not the one that was read.
     """
     if not isinstance(queue, SqlFileQueue):
-        raise QueueproofError(f"{queue.name}: mend changes SQL, and this is no SQL file")
+        raise QueueproofError(f"mend takes a queue file (.sql): {queue.name} is none")
     if load(queue.name).digest != queue.digest:
         raise QueueproofError(f"{queue.name} has changed since it was read; check it again")
     return queue.whole
@@ -546,7 +547,7 @@ class _Search:
         """A text checked by everything, or by one guarantee."""
 
         def tell(what: str, done: float | None) -> None:
-            doing = f"checking the mended queue by everything: {what}"
+            doing = f"all checks on the mended queue: {what}"
             self.progress(f"{self._again}{self._so_far}; {doing}", done)
 
         with open_lab(load_text(text, self.path), self.server) as lab:

@@ -152,7 +152,7 @@ def judged(asked: CheckOptions, beyond: Beyond | None = None) -> int:
                     _telling(target) as told,
                 ):
                     cards.append(asked.judge(lab, progress, told, helpers))
-                    if go_on is None and asked.new is None:
+                    if go_on is None and asked.new is None and not asked.fail_fast:
                         advice = _advice(target, cards[-1], lab.server, progress)
         card = printed(out, cards, target, advice)
         print_summary(out, card, target, command, mend=go_on is None)
@@ -185,7 +185,7 @@ def _telling(queue: Queue) -> Iterator[Callable[[str], None]]:
         if guarantee not in queue.breaks:
             broken.append(guarantee)
             took = f"{time.monotonic() - began:.1f} s"
-            say(f"broken after {took}: {guarantee}; its shortest steps follow", Exit.BROKEN)
+            say(f"broken after {took}: {guarantee}; its steps come at the end", Exit.BROKEN)
 
     try:
         yield told
@@ -278,8 +278,8 @@ def _introduce(out: Output, target: Queue, what: str, how: str) -> None:
     with beside_the_verdict("where the SQL has another number than the header"):
         _tell_numbers(out, target)
     if "jobs" not in target.offers:
-        unseen = "what its tables say of a job that nobody claims any more is not seen"
-        out.say(f"No block jobs: {unseen}.\n")
+        unseen = "so the check cannot see the state of a job that nobody claims any more"
+        out.say(f"The queue has no block `jobs`, {unseen}.\n")
 
 
 def _tell_numbers(out: Output, target: Queue) -> None:

@@ -34,7 +34,7 @@ def _going_on(told: str, profile: opt.ProfileName, beyond: Beyond) -> Callable[.
     """
 
     def command(
-        queue: opt.QueueName,
+        queue: opt.QueueFile,
         *,
         only: opt.Only = None,
         profile: opt.Profile = profile,

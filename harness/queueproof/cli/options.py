@@ -14,6 +14,9 @@ from queueproof.errors import SERVERS, QueueproofError
 
 QUEUES = 'A queue file (jobs.sql), package.module:Class, or "exec: command".'
 QueueName: TypeAlias = Annotated[str, typer.Argument(metavar="QUEUE", help=QUEUES)]
+QueueFile: TypeAlias = Annotated[
+    str, typer.Argument(metavar="FILE", help="A queue file (jobs.sql).")
+]
 ASKED, HOW, SERVER, REPORTS = "What is judged", "How", "Server", "Reports"  # groups of options
 
 
@@ -65,7 +68,7 @@ ProfileOrProjects: TypeAlias = Annotated[
 ]
 _SEED = "Random seed. The same seed and profile give the same verdict."
 Seed: TypeAlias = Annotated[int, _option(HOW, _SEED)]
-_FAIL_FAST = "Stop at the first break. The rest is not judged."
+_FAIL_FAST = "Stop at the first break. The rest is not judged, and no fix is looked for."
 FailFast: TypeAlias = Annotated[bool, _option(HOW, _FAIL_FAST, "--fail-fast", metavar="")]
 _JOBS = "Divide the work among N processes. The result does not depend on it."
 Jobs: TypeAlias = Annotated[

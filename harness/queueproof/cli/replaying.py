@@ -65,9 +65,10 @@ def replay(
 def _replayed(target: Queue, token: str, where: opt.Where, export: Path | None) -> int:
     """Run a story again, tell it, and write it where that is asked."""
     from queueproof.examine import replay as examined
+    from queueproof.queues.sqlfile import SqlFileQueue
     from queueproof.queues.worker import WorkerQueue
-    from queueproof.report.terminal import Output, print_story
-    from queueproof.report.text import WIDTH, to_text
+    from queueproof.report.terminal import Output, print_next, print_remedy, print_story
+    from queueproof.report.text import WIDTH, remedy, to_text
 
     digest, guarantee, _, _ = examined.told_by(token)
     own = next((way for way in target.ways if way.digest == digest), target.ways[0])
@@ -75,6 +76,7 @@ def _replayed(target: Queue, token: str, where: opt.Where, export: Path | None) 
     text = ""
     with open_target(own, where) as lab:
         out = Output()
+        again = command_of(target.name, None, lab, where)
         out.say(f"{target.name} on {lab.server.label}; one story of {guarantee}")
         if edited:
             out.say("The queue has changed since: the story's program is run under every order.")
@@ -96,6 +98,11 @@ def _replayed(target: Queue, token: str, where: opt.Where, export: Path | None) 
     out.say(f"It happened again: {guarantee} is broken.")
     if replayed.accepted:
         out.say(f"It is accepted, because the queue declares it as known: {replayed.accepted}")
+        return Exit.BROKEN
+    print_remedy(out, remedy(guarantee, replayed.told))
+    out.say()
+    again[1:2] = ["mend"]
+    print_next(out, guarantee, shlex.join(again) if isinstance(target, SqlFileQueue) else "")
     return Exit.BROKEN
 
 

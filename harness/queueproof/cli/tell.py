@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from queueproof.cli.files import refuse_outputs, write
-from queueproof.cli.options import QueueName
+from queueproof.cli.options import QueueFile
 from queueproof.cli.talk import columns, output
 from queueproof.errors import QueueproofError, nearest
 
@@ -74,11 +74,11 @@ def tell(
     typer.echo(text)
 
 
-def show(queue: QueueName) -> None:
+def show(queue: QueueFile) -> None:
     """Print a queue file in full, together with the file that it `extends`."""
     from queueproof.queues.resolve import sql_file
 
-    typer.echo(sql_file(queue, "show prints").whole.rstrip())
+    typer.echo(sql_file(queue, "show").whole.rstrip())
 
 
 def schema() -> None:

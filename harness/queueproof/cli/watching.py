@@ -47,7 +47,7 @@ def wait_for_change(seen: Stamps) -> None:
 
 
 def watch(
-    queue: opt.QueueName,
+    queue: opt.QueueFile,
     *,
     only: opt.Only = None,
     profile: opt.Profile = opt.ProfileName.quick,
@@ -97,7 +97,7 @@ def keep_checking(
         while True:
             seen = stamps(files)
             try:
-                target = sql_file(queue, "watch is for")
+                target = sql_file(queue, "watch")
                 if files != list(target.files):
                     files = list(target.files)
                     continue  # read again: an included file may have changed before it was seen

@@ -19,7 +19,7 @@ from queueproof.guarantees.guarantee import Guarantee
 from queueproof.postgres import Server
 from queueproof.probes.probes import PROBES
 from queueproof.queues.model import Queue
-from queueproof.report.card import Card, Judgement
+from queueproof.report.card import NOT_JUDGED, Card, Judgement
 from queueproof.run.lab import Lab
 from queueproof.run.open import open_lab
 from queueproof.schedule.programs import DoKind
@@ -93,10 +93,9 @@ def check_queue(
 
 def _as_far(judgement: Judgement) -> Judgement:
     """A verdict where the check has ended at the first break."""
-    if judgement.verdict != "holds":
+    if judgement.explained or judgement.verdict not in {"holds", "inconclusive"}:
         return judgement
-    reason = f"not broken by then: the check has ended at the first break ({judgement.reason})"
-    return replace(judgement, verdict="inconclusive", reason=reason)
+    return replace(judgement, verdict="inconclusive", reason=NOT_JUDGED)
 
 
 def judge(

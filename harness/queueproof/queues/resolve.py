@@ -51,14 +51,14 @@ def sql_file(name: str, asked: str) -> sqlfile.SqlFileQueue:
 
     Args:
         name: Its path.
-        asked: Who takes nothing else, up to its verb.
+        asked: The command that takes nothing else.
 
     Raises:
         QueueproofError: It is none.
     """
     queue = resolve(name)
     if not isinstance(queue, sqlfile.SqlFileQueue):
-        raise QueueproofError(f"{name}: {asked} an SQL file, and this is none")
+        raise QueueproofError(f"{asked} takes a queue file (.sql): {name} is none")
     return queue
 
 

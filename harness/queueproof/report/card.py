@@ -56,6 +56,9 @@ class Break:
         return to_mermaid(self.told) if isinstance(self.told, Story) else ""
 
 
+NOT_JUDGED = "not judged: the check ended at the first break"
+
+
 @dataclass(frozen=True, slots=True)
 class Judgement:
     """The verdict on one guarantee.
@@ -88,6 +91,11 @@ class Judgement:
     remedy: str | None = None
     explained: bool = False
     seconds: float = field(default=0.0, compare=False)
+
+    @property
+    def left_out(self) -> bool:
+        """Whether the check ended, at its first break, before it could be judged."""
+        return self.reason == NOT_JUDGED
 
     @property
     def stories(self) -> list[Break]:
@@ -177,6 +185,12 @@ class Card:
             return "broken"
         judged = found - {"not-offered"}
         return "inconclusive" if "inconclusive" in judged or not judged else "holds"
+
+    @property
+    def word(self) -> str:
+        """The verdict of the whole; of what holds but for its declared breaks: accepted."""
+        accepts = any(one.verdict == "accepted" for one in self.guarantees)
+        return "accepted" if accepts and self.verdict == "holds" else self.verdict
 
     @property
     def shared(self) -> Mapping[str, int]:

@@ -67,13 +67,17 @@ def print_card(out: Output, card: Card, aside: Aside = nullcontext) -> None:
         card: The verdicts.
         aside: Tells why a story is not drawn for the width of the terminal.
     """
+    told = [one for one in card.guarantees if not one.left_out]
     if out.is_terminal:
-        worst_first = sorted(card.guarantees, key=lambda one: WORST_FIRST.index(one.verdict))
+        worst_first = sorted(told, key=lambda one: WORST_FIRST.index(one.verdict))
         rows = [(one.id, *_styled(one)) for one in worst_first]
         out.print(_table(("guarantee", "verdict", "because"), rows))
     else:
-        for judgement in card.guarantees:
+        for judgement in told:
             out.say(f"{judgement.id}: {judgement.verdict} ({judgement.reason})")
+    if left_out := len(card.guarantees) - len(told):
+        others = counted(left_out, "other guarantees")
+        out.prose(f"Not judged: the {others}, because --fail-fast ended the check at a break.")
     if effort := tried(card):
         out.prose(effort)
     legend = Legend()
@@ -86,10 +90,27 @@ def print_card(out: Output, card: Card, aside: Aside = nullcontext) -> None:
                 text = to_text(story.told, out.width if out.is_terminal else WIDTH, legend)
         print_story(out, text.removeprefix(f"{judgement.id}: ") if out.is_terminal else text)
         if story == judgement.stories[-1]:
-            mend = judgement.remedy or remedy(judgement.id, judgement.told)
-            for n, piece in enumerate(with_code(f"\nHow to fix it: {mend}")):
-                out.say(_coloured(f"\n{piece}\n")) if n % 2 else out.prose(piece)
+            print_remedy(out, judgement.remedy or remedy(judgement.id, judgement.told))
     out.say()
+
+
+def print_remedy(out: Output, told: str) -> None:
+    """Print how what broke is fixed; in colours what a change takes out and what it writes."""
+    for n, piece in enumerate(with_code(f"\nHow to fix it: {told}")):
+        out.say(_coloured(f"\n{piece}\n")) if n % 2 else out.prose(piece)
+
+
+def print_next(out: Output, guarantee: str, mend: str) -> None:
+    """Print the commands that go on from a break.
+
+    Args:
+        out: Where.
+        guarantee: What broke.
+        mend: The command that looks for a change that mends the queue; empty where none does.
+    """
+    if mend:
+        out.say(f"{'Search for a fix:':<22}{mend}")
+    out.say(f"{'Explain a guarantee:':<22}queueproof explain {guarantee}")
 
 
 def print_breaks(out: Output, card: Card, replay: str, *, named: bool, mend: str = "") -> None:
@@ -122,10 +143,8 @@ def print_breaks(out: Output, card: Card, replay: str, *, named: bool, mend: str
         again = {name: story.replay for name, (_, story) in stories.items() if story.replay}
         for name, token in islice(again.items(), 1 if named else None):
             out.say(f"{what:<22}{replay} {name if named else token}")
-    if breaks and mend:
-        out.say(f"{'Search for a fix:':<22}{mend}")
     for judgement, _ in islice(breaks.values(), 1):
-        out.say(f"{'Explain a guarantee:':<22}queueproof explain {judgement.id}")
+        print_next(out, judgement.id, mend)
     if breaks or card.accepted:
         out.say()
 
@@ -167,15 +186,17 @@ def summary(judgements: Iterable[Judgement]) -> str:
     """Which guarantees have which verdict, worst first; how many, of the usual ones."""
     found: dict[str, list[str]] = {}
     for judgement in judgements:
-        found.setdefault(judgement.verdict, []).append(judgement.id)
+        verdict = "not judged" if judgement.left_out else judgement.verdict
+        found.setdefault(verdict, []).append(judgement.id)
     named = []
     for verdict in ("broken", "inconclusive", "accepted"):
         if names := found.get(verdict):
             many = verdict != "broken" and len(names) > _NAMED
             named.append(f"{len(names) if many else ', '.join(names)} {verdict}")
-    holding, missing = len(found.get("holds", ())), len(found.get("not-offered", ()))
-    counted = [f"{holding} hold{'s' * (holding == 1)}"] if holding else []
-    return "; ".join([*named, *counted, *([f"{missing} not offered"] if missing else [])])
+    words = {"holds": "hold", "not judged": "not judged", "not-offered": "not offered"}
+    counts = [(len(found.get(verdict, ())), word) for verdict, word in words.items()]
+    told = [f"{n} {'holds' if (n, word) == (1, 'hold') else word}" for n, word in counts if n]
+    return "; ".join([*named, *told])
 
 
 def mutants_summary(mutants: Sequence[MutantJudgement]) -> str:
@@ -252,14 +273,10 @@ def _verified(mended: Mended, profile: str) -> Iterator[str]:
             " was not seen to its end: `queueproof check` on the mended file says so."
         )
         return
-    counts = Counter[str]()
-    for judgement in mended.card.guarantees:
-        counts.update(judgement.evidence)
-    runs = counted(counts["schedules"], "schedules")
-    if drawn := max(one.evidence.get("random programs", 0) for one in mended.card.guarantees):
-        runs += f", {counted(drawn, 'random programs')}"
     whole = summary(mended.card.guarantees)
-    yield f"All checks ran on the mended queue, profile {profile}: {whole} ({runs})."
+    yield f"All checks ran on the mended queue, profile {profile}: {whole}."
+    if effort := tried(mended.card):
+        yield effort
     if profile == "quick":
         yield "This was the quick profile: `queueproof check` without --profile checks more."
     anyway = [one.id for one in mended.card.guarantees if one.verdict == "broken"]
@@ -300,17 +317,14 @@ def print_whole(out: Output, card: Card, seconds: float, note: str = "") -> None
         seconds: Since the command began, the search for remedies included.
         note: What else has come of it.
     """
-    accepts = any(one.verdict == "accepted" for one in card.guarantees)
-    # What holds but for its declared breaks is no queue that holds.
-    word = "accepted" if accepts and card.verdict == "holds" else card.verdict
-    found = (word, STYLES[word])
+    found = (card.word, STYLES[card.word])
     told = Text.assemble(found, f": {card.queue} ({summary(card.guarantees)}; {seconds:.0f} s)")
     if out.is_terminal and len(told) > out.width:
         usual = {"holds", "not-offered"}
         named = summary(one for one in card.guarantees if one.verdict not in usual)
         counts = summary(one for one in card.guarantees if one.verdict in usual)
-        rest = "; ".join(filter(None, [counts, f"{seconds:.0f} s"]))
-        told = Text.assemble(found, f": {card.queue} ({rest})", f"\n{named}" if named else "")
+        rest = "; ".join(filter(None, [named, counts, f"{seconds:.0f} s"]))
+        told = Text.assemble(found, f": {card.queue}\n{rest}")
     if note:
         told.append(f". {note}")
     out.print(told, soft_wrap=not out.is_terminal)
