@@ -382,6 +382,38 @@ def test_a_cause_may_need_what_the_story_says() -> None:
     told = cause_of("single-claim", draft, "it holds the job, which had been enqueued again")
     assert "An enqueue that meets a job which runs leaves its state" in str(told)
     assert "enqueue" not in str(cause_of("single-claim", draft, "w1 got a job that w2 holds"))
+    late = "3 jobs were running at once\n6  w1: complete job 1 [c] => rejected"
+    told = cause_of("concurrency-limit", Draft(queue_file(), "q.sql"), late)
+    assert "that is refused frees no place" in str(told)
+
+
+FAILS = """(id)!
+UPDATE jobs SET s = CASE WHEN n < 3 THEN 'new' ELSE 'dead' END WHERE id = :id;"""
+STATES = """
+SELECT id, CASE s WHEN 'new' THEN 'queued' WHEN 'dead' THEN 'failed' ELSE 'running' END AS state
+FROM jobs;"""
+
+
+def test_a_remedy_knows_the_states_by_the_list_of_jobs(tmp_path: Path) -> None:
+    """A job that runs may have several; what a fail writes last may be one that waits."""
+    draft = Draft(
+        queue_file(
+            claim="\nUPDATE jobs SET s = 'taken' RETURNING id;",
+            heartbeat="(id)!\nUPDATE jobs SET s = 'begun' WHERE id = :id;",
+            fail=FAILS,
+            jobs=STATES,
+        ),
+        "q.sql",
+    )
+    assert draft.running == ["'taken'", "'begun'"]
+    told = in_own_names(
+        "`WHERE status = 'running' AND a`, `WHERE status IN ('failed')`",
+        written(tmp_path, draft.text),
+    )
+    assert told == "`WHERE s IN ('taken', 'begun') AND a`, `WHERE s IN ('dead')`"
+    parks = draft.text.replace("THEN 'new' ELSE 'dead'", "THEN 'dead' ELSE 'parked'")
+    waits = parks.replace("ELSE 'running'", "WHEN 'taken' THEN 'running' ELSE 'queued'")
+    assert Draft(waits, "q.sql").jobs.states["failed"] == "'dead'"
 
 
 @pytest.mark.parametrize(

@@ -291,6 +291,7 @@ class Draft:
         free = line[1] if line else next(self._literals(status, "enqueue"), "'queued'")
         done = list(self._literals(status, "complete"))
         failed = [one for one in self._literals(status, "fail") if one not in {free, *done}]
+        failed = [one for one in failed if self.counts_as(one) in {"failed", ""}]
         usual = {one: f"'{one}'" if f"'{one}'" in self.text else "" for one in _ENDS}
         found = {
             "queued": free,
@@ -298,6 +299,30 @@ class Draft:
             "failed": next(iter(failed[-1:]), usual["failed"]),
         }
         return found | {of: f"'{own}'" for own, of in self.queue.states.items() if of != "running"}
+
+    @cached_property
+    def _listed(self) -> dict[str, str]:
+        """The states that the list of jobs makes of literals by a CASE; under "" that of others."""
+        found: dict[str, str] = {}
+        for case in self._of("jobs", exp.Case):
+            for arm in case.args["ifs"]:
+                told = arm.args["true"].name
+                found |= {one.sql("postgres"): told for one in arm.this.find_all(exp.Literal)}
+            if default := case.args.get("default"):
+                found[""] = default.name
+        return found if {"queued", "running"} & set(found.values()) else {}
+
+    def counts_as(self, literal: str) -> str:
+        """The state that a literal of the status stands for; empty where no CASE tells it."""
+        return self._listed.get(literal, self._listed.get("", ""))
+
+    @cached_property
+    def running(self) -> list[str]:
+        """The literals of a job that runs: what the claim writes, and what counts as the same."""
+        first, status = self.jobs.states.get("running", ""), self.jobs["status"].name
+        written = [one for block in HELD for one in self._literals(status, block)]
+        also = [one for one in written if self.counts_as(one) == "running"]
+        return list(dict.fromkeys([first, *sorted(also)])) if first else []
 
     def _literals(self, status: str, block: str) -> Iterator[str]:
         """The literals that a block writes into the status, as they stand there."""

@@ -78,7 +78,7 @@ def in_own_names(text: str, queue: Queue) -> str:
 
 def _renamed(text: str, draft: Draft) -> str:
     text = _DUE.sub(lambda due: _time(due[0], draft.jobs["due"].name, draft.text), text)
-    for pattern, own in _own(draft.jobs, draft.text):
+    for pattern, own in _own(draft):
         text = re.sub(pattern, own.replace("\\", r"\\"), text)
     return text
 
@@ -96,7 +96,7 @@ def _remedy(judgement: Judgement, queue: Queue) -> str:
     if draft is None:
         return general
     text = _renamed(general, draft)
-    if told := cause_of(judgement.id, draft, judgement.reason):
+    if told := cause_of(judgement.id, draft, f"{judgement.reason}\n{judgement.story}"):
         return f"{told} In general: {text}"  # it stands there, and may still not be what breaks it
     index = re.search(r"CREATE INDEX ON ([\w.]+)", text)
     if index and _is_view(index[1], draft):
@@ -111,16 +111,16 @@ def _remedy(judgement: Judgement, queue: Queue) -> str:
     return f"The heartbeat adds to {lease}: set it from the clock, `{lease} = {anew}`. Also: {text}"
 
 
-def cause_of(guarantee: str, draft: Draft, reason: str = "") -> str | None:
+def cause_of(guarantee: str, draft: Draft, story: str = "") -> str | None:
     """The remedy for what a file's SQL has, if that breaks the guarantee.
 
     Args:
         guarantee: The guarantee.
         draft: The file that breaks it; functions count as part of the block that calls them.
-        reason: The sentence on how it was broken.
+        story: How it was broken.
     """
     for cause in _CAUSES:
-        told = re.search(cause.get("because", ""), reason)
+        told = re.search(cause.get("because", ""), story)
         if guarantee not in cause["guarantees"].split() or not told:
             continue
         for name in cause["blocks"].split():
@@ -164,8 +164,9 @@ def _time(moment: str, column: str, sql: str) -> str:
     return f"ceil({told})" if "int" in number[1].lower() and "+" in moment else told
 
 
-def _own(known: Jobs, sql: str) -> list[tuple[str, str]]:
+def _own(draft: Draft) -> list[tuple[str, str]]:
     """Patterns of a text, each with what it becomes, in this order."""
+    known, sql = draft.jobs, draft.text
     table, status = known.table.sql, known["status"]
     found = [(r"(?<=attempts = ):attempt", f":{known.token or 'attempt'}")]
     if table:
@@ -173,6 +174,8 @@ def _own(known: Jobs, sql: str) -> list[tuple[str, str]]:
     if not status:
         found.append((r"\bstatus = 'running' AND ", ""))
         found.append((r"\bfor `status = 'running'`", "whether the job still runs"))
+    if len(draft.running) > 1:
+        found.append((r"\bstatus = 'running'", f"{status} IN ({', '.join(draft.running)})"))
     told = {state: own for state, own in known.states.items() if own in sql}
     found += [
         (rf"status = '{state}'", f"{status} = {told[state]}")
