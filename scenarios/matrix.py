@@ -10,7 +10,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
-from queueproof.errors import QueueproofError, nearest
+from queueproof.errors import QueueproofError, nearest, to_install
 from queueproof.guarantees.catalogue import CATALOGUE
 from queueproof.queues.model import Queue
 from queueproof.queues.resolve import resolve
@@ -70,7 +70,7 @@ def _version_in_python(package: str, _: Path) -> str:
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
-        message = f"{package} is not installed: pip install 'queueproof[peers]'"
+        message = f"{package} is not installed: {to_install('peers')}"
         raise QueueproofError(message) from None
 
 

@@ -14,6 +14,7 @@ import pytest
 
 from queueproof.bench.cell import Ground, Prepared
 from queueproof.bench.measured import Measured, Shape
+from queueproof.errors import to_install
 from queueproof.postgres import open_server
 from queueproof.queues.sqlfile import SqlFileQueue, load
 
@@ -30,7 +31,7 @@ PATIENCE = 60.0  # seconds; where the load ends if it is not done, far from what
 def optional_benchmark(request: pytest.FixtureRequest) -> BenchmarkFixture:
     """pytest-benchmark's fixture; a skip that names the extra where the plugin is not there."""
     if not request.config.pluginmanager.hasplugin("benchmark"):
-        pytest.skip("needs pytest-benchmark: pip install 'queueproof[bench]'")
+        pytest.skip(f"needs pytest-benchmark: {to_install('bench')}")
     fixture: BenchmarkFixture = request.getfixturevalue("benchmark")
     return fixture
 

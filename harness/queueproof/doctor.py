@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Literal, NamedTuple, TypeAlias
 
+from queueproof.errors import to_install
+
 State: TypeAlias = Literal["here", "missing", "broken"]
 
 
@@ -92,7 +94,7 @@ def _things() -> Iterator[_Thing]:
     yield _Thing(
         "docker",
         lambda: _said("docker", "version", "--format", "{{.Server.Version}}"),
-        "--postgres container:postgres:17, any version or image; wants the extra container too",
+        "--postgres container:postgres:18, any version or image; wants the extra container too",
         "install Docker, and start it: `docker version` must succeed",
     )
     yield _Thing(
@@ -113,7 +115,7 @@ def _things() -> Iterator[_Thing]:
             f"extra {extra}",
             partial(_versions, distributions),
             adds,
-            f"pip install 'queueproof[{extra}]'",
+            to_install(extra),
         )
 
 

@@ -22,6 +22,11 @@ class Exit(IntEnum):
     INTERRUPTED = 130
 
 
+def to_install(extra: str) -> str:
+    """The command that installs an extra, for a message: queueproof is on no package index yet."""
+    return f"pip install '.[{extra}]' in your clone of queueproof"
+
+
 class QueueproofError(Exception):
     """A mistake or a missing piece that the user can mend; shown as one message, no traceback."""
 

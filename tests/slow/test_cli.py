@@ -633,7 +633,7 @@ def test_benchmarks_name_what_they_lack(command: Command, monkeypatch: pytest.Mo
     """The base install says how to get the rest."""
     monkeypatch.setitem(sys.modules, "queueproof.bench.bench", None)
     ran = command("bench", SOUND)
-    assert (ran.code, "pip install 'queueproof[bench]'" in ran.err) == (4, True)
+    assert (ran.code, "pip install '.[bench]'" in ran.err) == (4, True)
 
 
 def test_a_counter_gates_a_build(command: Command, tmp_path: Path) -> None:

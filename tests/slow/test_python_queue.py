@@ -181,7 +181,7 @@ def test_a_clock_that_cannot_be_set_leaves_the_question_open(
     found = {one.id: one for one in card.guarantees}
     assert {name for name in asked if found[name].verdict != "holds"} == {asked[0]}
     assert found[asked[0]].verdict == "not-offered"
-    assert "pip install 'queueproof[clock]'" in found[asked[0]].reason
+    assert "pip install '.[clock]'" in found[asked[0]].reason
     assert (card.exit_code, named.exit_code) == (0, 2)
 
 

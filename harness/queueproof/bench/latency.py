@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from queueproof.bench.figures import BenchError
+from queueproof.errors import to_install
 
 if TYPE_CHECKING:
     from hdrh.histogram import HdrHistogram
@@ -24,7 +25,7 @@ def empty() -> HdrHistogram:
     try:
         from hdrh.histogram import HdrHistogram  # noqa: PLC0415 - an extra, for open loops alone
     except ImportError:
-        raise BenchError("--rate needs hdrhistogram: pip install 'queueproof[bench]'") from None
+        raise BenchError(f"--rate needs hdrhistogram: {to_install('bench')}") from None
     return HdrHistogram(LEAST, MOST, DIGITS)
 
 

@@ -18,6 +18,7 @@ from queueproof.bench.decide import ERROR, LEAST, LOOKS, Finding
 from queueproof.bench.figures import BenchError, BenchReport, Series
 from queueproof.bench.measured import Pace
 from queueproof.bench.tables import NOTHING, TitledTable, tables
+from queueproof.errors import to_install
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -89,7 +90,8 @@ def environment(report: BenchReport) -> str:
         " shared by the server, the workers and whatever else ran."
     )
     vacuum = (
-        " Each measurement is shorter than autovacuum's first run, so that it changes nothing."
+        " Autovacuum is off. This changes nothing, because each measurement ends before autovacuum"
+        " would run for the first time."
         if method["settings"].get("autovacuum") == "off"
         else ""
     )
@@ -332,7 +334,7 @@ def _charts() -> ModuleType:
     try:
         from queueproof.bench import chart  # noqa: PLC0415 - vl-convert is an extra
     except ImportError:
-        raise BenchError("charts need vl-convert: pip install 'queueproof[bench]'") from None
+        raise BenchError(f"charts need vl-convert: {to_install('bench')}") from None
     return chart
 
 

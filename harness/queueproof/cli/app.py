@@ -95,7 +95,7 @@ _EXAMPLES = {
     "check": (
         "jobs.sql --profile quick",
         "jobs.sql --only single-claim,fencing --html card.html",
-        '"exec: node worker.mjs" --postgres container:postgres:17',
+        '"exec: node worker.mjs" --postgres container:postgres:18',
     ),
     "replay": ("jobs.sql fencing", "jobs.sql fencing.2 --export fencing.spec"),
     "explain": ("fencing",),

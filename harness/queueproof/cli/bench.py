@@ -13,7 +13,7 @@ import typer
 from queueproof.cli.files import refuse_outputs, write
 from queueproof.cli.options import Postgres, Trust, counts
 from queueproof.cli.talk import output, progress_bar, say
-from queueproof.errors import Exit, QueueproofError
+from queueproof.errors import Exit, QueueproofError, to_install
 
 if TYPE_CHECKING:
     from queueproof.bench.bench import Group
@@ -213,5 +213,5 @@ def bench_extra() -> Iterator[None]:
     try:
         yield
     except ImportError as error:
-        message = f"{error}: install what benchmarks need with pip install 'queueproof[bench]'"
+        message = f"{error}: install what benchmarks need with {to_install('bench')}"
         raise QueueproofError(message) from error

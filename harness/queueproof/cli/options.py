@@ -10,7 +10,7 @@ from typing import Annotated, Any, NamedTuple, TypeAlias
 
 import typer
 
-from queueproof.errors import SERVERS, QueueproofError
+from queueproof.errors import SERVERS, QueueproofError, to_install
 
 QUEUES = 'A queue file (jobs.sql), package.module:Class, or "exec: command".'
 QueueName: TypeAlias = Annotated[str, typer.Argument(metavar="QUEUE", help=QUEUES)]
@@ -153,6 +153,4 @@ def cluster_extra() -> Iterator[None]:
     try:
         yield
     except ModuleNotFoundError as error:
-        raise QueueproofError(
-            f"--cluster needs {error.name}: pip install 'queueproof[cluster]'"
-        ) from None
+        raise QueueproofError(f"--cluster needs {error.name}: {to_install('cluster')}") from None

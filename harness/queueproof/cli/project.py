@@ -14,7 +14,7 @@ from queueproof.queues.ids import IDS
 _EXAMPLES = {
     "queues": 'queues = ["jobs.sql"]',
     "profile": 'profile = "quick"',
-    "postgres": 'postgres = "container:postgres:17"',
+    "postgres": 'postgres = "container:postgres:18"',
     "skip": 'skip = ["pooler-safe"]',
     "require": 'require = ["fencing"]',
 }

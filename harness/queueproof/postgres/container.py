@@ -12,7 +12,7 @@ import psycopg
 from psycopg.conninfo import make_conninfo
 
 from queueproof import waits
-from queueproof.errors import ServerUnavailableError
+from queueproof.errors import ServerUnavailableError, to_install
 from queueproof.postgres.server import Conninfo, Started, options, settings
 from queueproof.postgres.watchdog import Watchdog
 
@@ -43,7 +43,7 @@ def start(watchdog: Watchdog, image: str, *, durable: bool) -> Started:
         from testcontainers.core.container import DockerContainer  # noqa: PLC0415 - an extra
     except ImportError:
         raise ServerUnavailableError(
-            "--postgres container needs testcontainers: pip install 'queueproof[container]'"
+            f"--postgres container needs testcontainers: {to_install('container')}"
         ) from None
     try:
         container = DockerContainer(image)

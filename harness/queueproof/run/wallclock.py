@@ -14,6 +14,7 @@ from datetime import UTC, datetime, timedelta
 from importlib.util import find_spec
 from typing import Any
 
+from queueproof.errors import to_install
 from queueproof.queues.model import Operation, Step, T, resumed
 from queueproof.queues.processclock import moved
 
@@ -26,9 +27,7 @@ _DATE = re.compile(r"\b(20\d\d-\d\d-\d\d)[ T](\d\d:\d\d:\d\d)")
 _EPOCH = re.compile(r"\b(\d{10})(?:(?:\d{3}){1,3}|\.\d+)?\b")
 _ALONE = threading.Lock()  # what is moved is the clock of the whole process
 
-MISSING = (
-    "the clock of a worker's Python process cannot be set here: pip install 'queueproof[clock]'"
-)
+MISSING = f"the clock of a worker's Python process cannot be set here: {to_install('clock')}"
 
 
 def resumed_at(operation: Operation[T], shift: Callable[[], float]) -> Operation[T]:
