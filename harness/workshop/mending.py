@@ -88,6 +88,8 @@ def page(rows: Sequence[Row]) -> str:
     broken = [row for row in rows if row.broken]
     lines = sorted(row.lines for row in whole)
     seconds = sorted(row.seconds for row in rows)
+    total = len(list(BROKEN.glob("*.sql")))
+    rest = " so far (`make mend` goes on with the others)" if len(rows) < total else ""
     told = [
         "# What `queueproof mend` makes of the broken queues",
         "",
@@ -99,9 +101,8 @@ def page(rows: Sequence[Row]) -> str:
         ),
         "",
         (
-            f"{len(rows)} of {len(list(BROKEN.glob('*.sql')))} queues were tried; {len(broken)} of"
-            f" them were found broken. Mended: {len(whole)}, not mended:"
-            f" {len(broken) - len(whole)}."
+            f"{len(rows)} of {total} queues were tried{rest}; {len(broken)} of them were found"
+            f" broken. Mended: {len(whole)}, not mended: {len(broken) - len(whole)}."
         ),
     ]
     if whole:

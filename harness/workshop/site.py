@@ -71,9 +71,9 @@ PLACES: Mapping[str, str] = {
 }
 """What else they link to."""
 FOLDERS: Mapping[str, str] = {
-    "": "The reference, `skip_locked`, and queues that differ from it in one idea.",
+    "": "`skip_locked`, and queues that differ from it in one idea.",
     "sound": "Sound designs that have little in common: a false alarm would show.",
-    "deploy": "New versions of the reference, to be rolled out beside it.",
+    "deploy": "New versions of `skip_locked`, to be rolled out beside it.",
     "peers": "Designs of real queues, and workers that drive real libraries.",
 }
 LANGUAGES: Mapping[str, str] = {".sql": "postgresql", ".py": "python", ".mjs": "javascript"}

@@ -431,7 +431,7 @@ def test_a_remedy_knows_the_states_by_the_list_of_jobs(tmp_path: Path) -> None:
         ("live-lease", {"heartbeat": "!\nUPDATE j SET b=1 WHERE b < now() - a;"}, "sets the lease"),
         ("no-lost-job", {"promote": "\nSELECT 1 WHERE i > (SELECT m FROM l);"}, "A mark at the"),
         ("isolation", {"claim": NOWHERE}, "open rows of held refuse"),
-        ("single-claim", {}, "The row that FOR UPDATE SKIP LOCKED locks is the one"),
+        ("single-claim", {}, "Lock and mark the same row in one statement"),
         ("concurrency-limit", {"claim": "\nSELECT id FROM j HAVING count(*) < 3;"}, "two claims"),
         ("retry-given", {"fail": DROPPED}, "ON CONFLICT DO NOTHING drops"),
         ("no-lost-job", {"schema#": CASCADES}, "the row of lanes"),

@@ -93,8 +93,8 @@ GUARANTEES = (
             "A SELECT finds a free job and an UPDATE by its id marks it: two workers read the same "
             "row before either writes. One UPDATE ... WHERE id = (SELECT ...) is no better: a "
             "second one waits for the first and then looks at the row's id again, but does not "
-            "run the sub-select again. Nor is a row lock without a transaction around it: it ends "
-            "with its own statement."
+            "run the sub-select again. A row lock without a transaction around it does not help "
+            "either: the lock ends with its own statement."
         ),
         safe=(
             "One statement locks and marks: `UPDATE jobs SET ... WHERE id = ANY (ARRAY(SELECT id "

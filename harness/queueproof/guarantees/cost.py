@@ -18,7 +18,7 @@ GUARANTEES = (
         apart=True,
         sentence=(
             "A claim does not get slower as the table grows: on a vacuumed table it reads about as "
-            "many buffers with a million finished or waiting jobs as with a few."
+            "many buffers with many finished or waiting jobs as with a few."
         ),
         why="the queue gets slower every week",
         source="https://brandur.org/postgres-queues",

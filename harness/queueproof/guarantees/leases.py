@@ -139,9 +139,9 @@ GUARANTEES = (
         },
         source="https://martin.kleppmann.com/2016/02/08/how-to-do-distributed-locking.html",
         wild=(
-            "complete, fail or heartbeat check only the id or the worker's name. So a worker that "
-            "woke up after its lease ends the next worker's attempt, or its own second one with "
-            "the result of its first."
+            "complete, fail or heartbeat check only the id or the worker's name. A worker wakes up "
+            "after its lease has expired. It then ends the next worker's attempt, or it ends its "
+            "own second attempt with the result of its first."
         ),
         safe=(
             "A token for each attempt, such as the count that the claim raises: `UPDATE jobs SET "

@@ -42,7 +42,7 @@ def _hits(run: Run) -> dict[str, int]:
 def _swaps(run: Run) -> dict[str, int]:
     changed = [beat.actor for beat in run.trace if beat.event == "connection"]
     swaps = len(changed) - len(set(changed))
-    return {"transactions on another connection than the one before": swaps}
+    return {"transactions that ran on another connection than the transaction before": swaps}
 
 
 GUARANTEES = (
