@@ -33,7 +33,8 @@ def _no_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 def pytest_configure() -> None:
     """Begin with signals as a terminal has them: a background job or nohup would ignore some."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that fixtures end what they began
+    # Fixtures end what they began.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
