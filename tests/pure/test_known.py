@@ -99,7 +99,9 @@ def test_a_break_is_told_at_once_without_how(capsys: pytest.CaptureFixture[str])
     sooner = "^interrupted; --fail-fast --only single-claim ends with the first story$"
     with pytest.raises(KeyboardInterrupt, match=sooner):
         check()
-    assert capsys.readouterr().err.endswith(" s: single-claim; its steps come at the end\n")
+    assert capsys.readouterr().err.endswith(
+        " s: single-claim; its steps come when the check ends\n"
+    )
 
 
 def test_the_line_of_a_break_is_the_one_to_change() -> None:

@@ -272,6 +272,15 @@ def test_an_operation_asks_what_others_ask(claimed: str, asked: str) -> None:
     assert any(f"WHERE id = :id AND {asked};" in text for text in beats)
 
 
+def test_a_line_that_stands_twice_does_not_tell_where_a_change_goes() -> None:
+    """The one before it is shown, too."""
+    before = "a\n  AND due\nb\n AND due\nc\n"
+    told = said(
+        before, Fix("x", "claim", "a\n  AND due\nb\n AND due\n AND s\nc\n", 1, last=False), ""
+    )
+    assert with_code(told)[1].splitlines() == ["  b", "   AND due", "+  AND s"]
+
+
 def test_a_change_behind_the_last_line_is_told() -> None:
     """A COMMIT at the end of a file is one."""
     before = "-- name: fail(id)\nUPDATE jobs SET x = 1 WHERE id = :id;"

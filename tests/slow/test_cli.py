@@ -105,7 +105,7 @@ def test_a_broken_queue_exits_1_with_its_story(broken: tuple[Ran, Path]) -> None
     assert "single-claim: No job is held by two workers at once." in ran.out
     told = ran.out.partition("\nHow to fix it: ")[2]
     change = f"- {MARKS} RETURNING id;\n+ {MARKS} AND status = 'queued' RETURNING id;\n"
-    assert told.startswith(f"Let claim also ask for status = 'queued'.\n\n{change}")
+    assert told.startswith(f"Let claim also ask for status = 'queued' (q.sql:10).\n\n{change}")
     *_, again, mend, more, _, whole = ran.out.splitlines()
     assert again.endswith(f" queueproof replay {reports}/q.sql single-claim")
     assert mend.endswith(f" queueproof mend {reports}/q.sql")

@@ -309,7 +309,8 @@ def said(before: str, fix: Fix, name: str) -> str:
     for at, upto, begin, end in _differing(before, fix.text):
         # The space keeps `-` and an SQL comment apart from the `---` of a diff's header.
         if upto == at and at:
-            twice = at > 1 and old.count(old[at - 1]) > 1  # so one line does not tell where it is
+            # A line that stands in the text twice does not tell where it is.
+            twice = at > 1 and [*map(str.strip, old)].count(old[at - 1].strip()) > 1
             lines += [f"  {line}" for line in old[at - 1 - twice : at]]
         lines += [f"- {line}" for line in old[at:upto]] + [f"+ {line}" for line in new[begin:end]]
     few = len(lines) <= SHORT

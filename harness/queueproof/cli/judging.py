@@ -152,9 +152,12 @@ def judged(asked: CheckOptions, beyond: Beyond | None = None) -> int:
                     _telling(target) as told,
                 ):
                     cards.append(asked.judge(lab, progress, told, helpers))
-                    if go_on is None and asked.new is None and not asked.fail_fast:
-                        advice = _advice(target, cards[-1], lab.server, progress)
-        card = printed(out, cards, target, advice)
+                if way is target.ways[-1]:
+                    card = printed(out, cards)
+                    if card.breaks and go_on is None and asked.new is None and not asked.fail_fast:
+                        with progress_bar("looking for a fix") as progress:
+                            advice = _advice(target, card, lab.server, progress)
+        card = remedied(out, card, target, advice)
         print_summary(out, card, target, command, mend=go_on is None)
         came_of_it = ""
         if go_on is not None:
@@ -185,7 +188,9 @@ def _telling(queue: Queue) -> Iterator[Callable[[str], None]]:
         if guarantee not in queue.breaks:
             broken.append(guarantee)
             took = f"{time.monotonic() - began:.1f} s"
-            say(f"broken after {took}: {guarantee}; its steps come at the end", Exit.BROKEN)
+            say(
+                f"broken after {took}: {guarantee}; its steps come when the check ends", Exit.BROKEN
+            )
 
     try:
         yield told
@@ -259,16 +264,25 @@ def _try(target: Queue, where: Where) -> None:
         calibrate(lab)
 
 
-def printed(
-    out: Output, cards: Sequence[Card], target: Queue, advice: Mapping[str, Advice]
-) -> Card:
+def printed(out: Output, cards: Sequence[Card]) -> Card:
     """Print one card of all the ways in which a queue was judged."""
-    from queueproof.advice.remedies import with_remedies
     from queueproof.report.card import together
     from queueproof.report.terminal import print_card
 
-    card = with_remedies(together(cards), target, beside_the_verdict, advice)
+    card = together(cards)
     print_card(out, card, beside_the_verdict)
+    return card
+
+
+def remedied(
+    out: Output, card: Card, target: Queue, advice: Mapping[str, Advice] | None = None
+) -> Card:
+    """Print how what a card has broken is fixed, in the queue's own names; the card with that."""
+    from queueproof.advice.remedies import with_remedies
+    from queueproof.report.terminal import print_remedies
+
+    card = with_remedies(card, target, beside_the_verdict, advice)
+    print_remedies(out, card)
     return card
 
 

@@ -99,8 +99,8 @@ def _replayed(target: Queue, token: str, where: opt.Where, export: Path | None) 
     if replayed.accepted:
         out.say(f"It is accepted, because the queue declares it as known: {replayed.accepted}")
         return Exit.BROKEN
-    print_remedy(out, remedy(guarantee, replayed.told))
     out.say()
+    print_remedy(out, remedy(guarantee, replayed.told))
     again[1:2] = ["mend"]
     print_next(out, guarantee, shlex.join(again) if isinstance(target, SqlFileQueue) else "")
     return Exit.BROKEN

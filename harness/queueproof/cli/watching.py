@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from queueproof.cli import options as opt
 from queueproof.cli.ends import on_behalf_of
-from queueproof.cli.judging import CheckOptions, print_summary, printed
+from queueproof.cli.judging import CheckOptions, print_summary, printed, remedied
 from queueproof.cli.replaying import command_of
 from queueproof.cli.talk import now_and_then, output, progress_bar
 from queueproof.errors import QueueError, QueueproofError
@@ -87,9 +87,7 @@ def keep_checking(
     from queueproof.queues.resolve import sql_file
 
     if not Path(queue).exists():
-        sql_file(
-            queue, "watch is for"
-        )  # which refuses it: what is not there may be a slip of the pen
+        sql_file(queue, "watch")  # refuses it: what is not there may be a slip of the pen
     out = output()
     token: str | None = None
     with open_server(where.postgres, trust=where.trust) as server:
@@ -128,7 +126,7 @@ def _once(  # noqa: PLR0917 - what a check is made with
         with progress_bar() as progress:
             card = check(lab, progress)
         replay = command_of(target.name, None, lab, where)
-        card = printed(out, [card], target, {})
+        card = remedied(out, printed(out, [card]), target)
     print_summary(out, card, target, replay)
     print_whole(out, card, time.monotonic() - began)
     broken = [one for one in card.guarantees if one.verdict == "broken"]

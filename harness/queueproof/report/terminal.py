@@ -89,15 +89,22 @@ def print_card(out: Output, card: Card, aside: Aside = nullcontext) -> None:
             if story.told:
                 text = to_text(story.told, out.width if out.is_terminal else WIDTH, legend)
         print_story(out, text.removeprefix(f"{judgement.id}: ") if out.is_terminal else text)
-        if story == judgement.stories[-1]:
-            print_remedy(out, judgement.remedy or remedy(judgement.id, judgement.told))
     out.say()
 
 
-def print_remedy(out: Output, told: str) -> None:
+def print_remedies(out: Output, card: Card) -> None:
+    """Print how each broken guarantee of a card is kept."""
+    broken = {judgement.id: judgement for judgement, _ in card.breaks.values()}
+    for name, judgement in broken.items():
+        told = judgement.remedy or remedy(name, judgement.told)
+        print_remedy(out, told, name if len(broken) > 1 else "it")
+
+
+def print_remedy(out: Output, told: str, what: str = "it") -> None:
     """Print how what broke is fixed; in colours what a change takes out and what it writes."""
-    for n, piece in enumerate(with_code(f"\nHow to fix it: {told}")):
+    for n, piece in enumerate(with_code(f"How to fix {what}: {told}")):
         out.say(_coloured(f"\n{piece}\n")) if n % 2 else out.prose(piece)
+    out.say()
 
 
 def print_next(out: Output, guarantee: str, mend: str) -> None:
