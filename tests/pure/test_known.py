@@ -99,9 +99,7 @@ def test_a_break_is_told_at_once_without_how(capsys: pytest.CaptureFixture[str])
     sooner = "^interrupted; --fail-fast --only single-claim ends with the first story$"
     with pytest.raises(KeyboardInterrupt, match=sooner):
         check()
-    assert capsys.readouterr().err.endswith(
-        " s: single-claim; its steps come when the check ends\n"
-    )
+    assert capsys.readouterr().err.endswith(" s: single-claim; its steps come at the check's end\n")
 
 
 def test_the_line_of_a_break_is_the_one_to_change() -> None:

@@ -188,9 +188,7 @@ def _telling(queue: Queue) -> Iterator[Callable[[str], None]]:
         if guarantee not in queue.breaks:
             broken.append(guarantee)
             took = f"{time.monotonic() - began:.1f} s"
-            say(
-                f"broken after {took}: {guarantee}; its steps come when the check ends", Exit.BROKEN
-            )
+            say(f"broken after {took}: {guarantee}; its steps come at the check's end", Exit.BROKEN)
 
     try:
         yield told
