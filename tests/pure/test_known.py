@@ -44,13 +44,13 @@ def test_the_next_check_forgets_the_last() -> None:
     """Its stories alone have names."""
     assert remember("q.sql", {"order": "A"})
     assert remember("q.sql", {"fencing": "B"})
-    with pytest.raises(QueueproofError, match=r"has no story order: its stories are fencing$"):
+    with pytest.raises(QueueproofError, match=r"no story named order: its stories are fencing$"):
         token_of("q.sql", "order")
-    with pytest.raises(QueueproofError, match=r"no guarantee is named 'fencin'; did you mean"):
+    with pytest.raises(QueueproofError, match=r"unknown guarantee 'fencin'; did you mean"):
         token_of("q.sql", "fencin.2")
     assert remember("q.sql", {})
     with pytest.raises(
-        QueueproofError, match=r"has no story order: it told none that can be replayed$"
+        QueueproofError, match=r"has no story named order: it told none that can be replayed$"
     ):
         token_of("q.sql", "order")
     with pytest.raises(QueueproofError, match=r"no check of other.sql is remembered here: check"):

@@ -83,7 +83,7 @@ def test_what_is_written_is_what_is_read() -> None:
 NONE = "not a replay token"
 WRONG = {
     "nothing": ("", "is empty: is a variable unset?"),
-    "a word": ("nonsense", "no guarantee is named"),
+    "a word": ("nonsense", "unknown guarantee"),
     "a letter": ("A", NONE),
     "another letter": ("é", NONE),
     "an end too early": ("eJwBAAD__wAAAAE", NONE),

@@ -30,7 +30,7 @@ from queueproof.errors import Exit
 
 app = typer.Typer(
     rich_markup_mode="markdown",
-    context_settings={"help_option_names": ["-h", "--help"]},
+    context_settings={"help_option_names": ["--help", "-h"]},
     epilog=(
         "`queueproof COMMAND --help` shows the options of a command, with examples. Begin with:\n\n"
         "- `queueproof init jobs.sql`\n\n- `queueproof check jobs.sql --profile quick`"

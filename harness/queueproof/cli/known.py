@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from queueproof.cli.files import write
-from queueproof.errors import QueueproofError, nearest
-from queueproof.queues.ids import IDS
+from queueproof.errors import QueueproofError
+from queueproof.queues.ids import IDS, unknown
 
 _NAME = re.compile(r"([a-z][a-z-]*)(?:\.([1-9][0-9]*))?")
 
@@ -48,7 +48,7 @@ def token_of(queue: str, story: str) -> str:
     if found is None:
         return story
     if found[1] not in IDS:
-        raise QueueproofError(f"no guarantee is named {found[1]!r}{nearest(found[1], IDS)}")
+        raise QueueproofError(unknown(found[1]))
     try:
         tokens: dict[str, str] = dict(json.loads(waits.text(_place(queue))))
     except (OSError, RuntimeError, ValueError, TypeError, QueueproofError):
@@ -64,7 +64,7 @@ def token_of(queue: str, story: str) -> str:
             if tokens
             else "it told none that can be replayed"
         )
-        raise QueueproofError(f"the last check of {queue} has no story {story}: {known}")
+        raise QueueproofError(f"the last check of {queue} has no story named {story}: {known}")
     return token
 
 

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from queueproof.cli.options import ProfileName
 from queueproof.errors import QueueproofError, nearest
-from queueproof.queues.ids import IDS
+from queueproof.queues.ids import IDS, unknown
 
 _EXAMPLES = {
     "queues": 'queues = ["jobs.sql"]',
@@ -80,8 +80,7 @@ def _read(path: Path) -> Project:
             raise QueueproofError(f"{path}: write {_EXAMPLES[key]} below {_TABLE}")
         for name in value if key in {"skip", "require"} else ():
             if name not in IDS:
-                said = nearest(name, IDS) or "; `queueproof guarantees` lists them"
-                raise QueueproofError(f"{path}: {key}: unknown guarantee {name!r}{said}")
+                raise QueueproofError(f"{path}: {key}: {unknown(name)}")
     files = {one: path.parent / one for one in keys.get("queues", ())}
     profile = keys.get("profile")
     return Project(

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from queueproof.errors import QueueproofError, nearest
+from queueproof.errors import QueueproofError
 from queueproof.guarantees import claims, cost, leases, retries, surroundings, waiting
 from queueproof.guarantees.guarantee import Guarantee
-from queueproof.queues.ids import IDS
+from queueproof.queues.ids import IDS, unknown
 from queueproof.schedule.programs import Program
 from queueproof.space.suites import Suite
 
@@ -36,8 +36,7 @@ def select(
     left_out, required = list(skip), list(require)
     for name in (*chosen, *left_out, *required):
         if name not in CATALOGUE:
-            near = nearest(name, CATALOGUE) or "; `queueproof guarantees` lists them"
-            raise QueueproofError(f"unknown guarantee {name!r}{near}")
+            raise QueueproofError(unknown(name))
     asked = [CATALOGUE[name] for name in CATALOGUE if name in {*chosen} - {*left_out}]
     if lost := {*required} - {guarantee.id for guarantee in asked}:
         raise QueueproofError(f"{min(lost)} is required and left out at the same time")

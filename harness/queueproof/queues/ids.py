@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from queueproof.errors import nearest
+
 IDS = (
     "single-claim",
     "claim-limit",
@@ -28,3 +30,10 @@ IDS = (
     "concurrency-limit",
 )
 """Public and frozen; the catalogue has one guarantee for each, in this order."""
+
+
+def unknown(name: str) -> str:
+    """The message about a name that is no guarantee's."""
+    return (
+        f"unknown guarantee {name!r}{nearest(name, IDS) or '; `queueproof guarantees` lists them'}"
+    )
