@@ -72,14 +72,13 @@ def _concurrency_limit(pieces: Pieces) -> Iterator[Program]:
     """
     cap = pieces.offer.queue.concurrency_limit or 1
     ranks = "priority" in pieces.offer.queue.takes("enqueue")
-    if cap > MOST_ATTEMPTS or not (ranks or pieces.routes()):
-        return
     # Two who want the same row collide, whatever they counted.
-    other = JobSpec(priority=5) if ranks else JobSpec(queue="other")
+    others = [JobSpec(priority=5)] * ranks + [JobSpec(queue="other")] * pieces.routes()
     full = in_turn(script("w1", *[claim()] * (cap - 1 if not pieces.offer.held else 0)))
-    takes = script("w3", whole(Do("enqueue")), whole(claim(queue=other.queue)))
-    race = (script("w2", claim()), takes)
-    yield Program((JobSpec(),) * cap, (*full, race), reserve=(other,))
+    for other in others if cap <= MOST_ATTEMPTS else ():
+        takes = script("w3", whole(Do("enqueue")), whole(claim(queue=other.queue)))
+        race = (script("w2", claim()), takes)
+        yield Program((JobSpec(),) * cap, (*full, race), reserve=(other,))
 
 
 GUARANTEES = (
