@@ -11,10 +11,11 @@ import pytest
 from queueproof.judge.checker import declare
 from queueproof.queues.offer import Offer
 from queueproof.queues.sqlfile import load, load_text
-from queueproof.schedule.programs import HEARTBEATS, MAINTENANCE, Do, Program
+from queueproof.schedule.moments import HOUR
+from queueproof.schedule.programs import HEARTBEATS, MAINTENANCE, Do, Program, claim
 from queueproof.space.constants import Constants, constants_in
 from queueproof.space.crowds import numbered
-from queueproof.space.pieces import Pieces
+from queueproof.space.pieces import NEW, Pieces
 from queueproof.space.situations import BATCH, OFTEN, Known, Space, ordered, spaces
 from queueproof.space.suites import Suite
 from tests.fix_places import SKIP_LOCKED, STRATEGIES, reference
@@ -110,7 +111,7 @@ def test_a_worker_beats_while_it_ends_its_job(ends: str) -> None:
         at = [len(stage) > 1 for stage in one.stages].index(True)
         way = {do.kind for stage in one.stages[:at] for _, dos in stage for do in dos}
         if kinds == [ends] and others == ["heartbeat"] and other == actor + HEARTBEATS:
-            assert way == {"advance", "claim", "align"}  # nobody else has had the job
+            assert way - {"enqueue"} == {"advance", "claim", "align"}  # nobody else has had the job
             return
     pytest.fail("they do not meet")
 
@@ -246,6 +247,19 @@ def test_a_crowd_has_the_values_of_the_queue() -> None:
     assert {71, 72, -71} <= {job.priority for job in jobs}
     assert "urgent-mail" in {job.queue for job in jobs}
     assert 72 in {len(crowd.jobs) for crowd in crowds} | {len(crowd.jobs) - 1 for crowd in crowds}
+
+
+def test_a_worker_may_have_looked_before_there_was_a_job_that_may_run() -> None:
+    """A client may remember that there was nothing, or when the next job is due."""
+    found = [
+        one for one in meetings("skip_locked.sql") if {job.delay for job in one.jobs} == {HOUR}
+    ]
+    assert found
+    for program in found:
+        came = next(n for n, stage in enumerate(program.stages) if NEW in stage)
+        looks, rest = program.stages[:came], program.stages[came:]
+        claims = {who for stage in rest for who, dos in stage if "claim" in {do.kind for do in dos}}
+        assert claims == {who for stage in looks for who, dos in stage if dos == (claim(),)}
 
 
 def test_a_crowd_is_data_of_a_token() -> None:

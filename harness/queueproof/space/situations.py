@@ -20,7 +20,7 @@ from queueproof.history.calls import Call, CallKind
 from queueproof.judge.spec import FINISHED, Act, Declared, Job, Phase, step
 from queueproof.judge.violations import Violation
 from queueproof.schedule.actors import NEMESIS, PROMOTER
-from queueproof.schedule.moments import APART, DAY, past
+from queueproof.schedule.moments import APART, DAY, HOUR, past
 from queueproof.schedule.programs import (
     ALIGN,
     COMPLETES,
@@ -741,6 +741,20 @@ def _joined(program: Program) -> Program:
     return _like_the_other(program._replace(stages=stages))
 
 
+def _looked_before(program: Program) -> Program:
+    """Whoever claims has looked before, when all that there was had to wait."""
+    if any(START in dos for stage in program.stages for _, dos in stage):
+        return program  # who begins there has no life before
+    acts = [(who, do.kind) for stage in program.stages for who, dos in stage for do in dos]
+    claiming = dict.fromkeys(who for who, kind in acts if kind == "claim")
+    looks = in_turn(*(script(who, claim()) for who in claiming), *[NEW] * len(program.jobs))
+    return program._replace(
+        jobs=(JobSpec(delay=HOUR),),
+        reserve=(*program.jobs, *program.reserve),
+        stages=(*looks, *program.stages),
+    )
+
+
 def _with_another(program: Program) -> Program:
     return program._replace(jobs=(*program.jobs, *program.reserve[:1]))
 
@@ -755,6 +769,7 @@ def skins(pieces: Pieces) -> list[list[Skin]]:
         ("payload" in takes, [_wearing(payload="large")]),
         (pieces.offer.keyed and not pieces.offer.held, [_joined]),
         (True, [_long_ago]),
+        ("delay" in takes, [_looked_before]),
         (True, [_with_another]),
     ]
     return [forms for offered, forms in known if offered]
