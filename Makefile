@@ -47,7 +47,7 @@ release: $(call with,release)  ## what an index takes, in dist/: README's links 
 	  -e "s,\]\((docs|harness|results|strategies|action\.yml|[A-Z]+\.md),]($$address/blob/HEAD/\1,g" README.md
 	cd build/release && ../../$(BIN)/python -m build --outdir ../../dist
 	$(BIN)/twine check --strict dist/*
-	@echo "Left to do: tag it and push the tag; $(BIN)/twine upload dist/*"
+	@echo "Left to do: tag it and push the tag; $(BIN)/twine upload dist/*; then have errors.to_install, README and docs name the index"
 
 figures: $(call with,bench)          ## README's picture; the harness's own speed: a load beside pgbench, schedules beside isolationtester
 	PYTHONPATH=harness:. $(BIN)/python -m workshop.drawing

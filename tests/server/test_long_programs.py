@@ -70,6 +70,14 @@ def test_a_break_is_told_at_once_and_ends_the_check_where_that_is_asked(lab_of: 
     assert [one.verdict for one in rest if one.left_out] == ["inconclusive"] * 2
 
 
+def test_a_break_that_is_measured_is_told_at_once_too(lab_of: LabOf) -> None:
+    """It is no run's: a ladder of waits has broken."""
+    told: list[str] = []
+    lab = lab_of(BROKEN / "backoff_overflow.sql")
+    check_queue(lab, select(["backoff"]), profile="glance", told=told.append, fail_fast=True)
+    assert told == ["backoff"]
+
+
 CAPPED = SKIP_LOCKED.replace("now() + :delay", "now() + LEAST(:delay, interval '1 day')")
 
 

@@ -260,6 +260,9 @@ class Examination:
             told = f"{seen.broken}; {breach} breaks without that as well"
             seen = Seen(seen.evidence, unable=told)
         self._found.probed[name] = seen
+        doubted = name in self._found.failures or (CATALOGUE[name].timed and self._lab.unmoved)
+        if seen.broken and not doubted:
+            self._found.told(name)
         self._headway.done(unit)
 
     def _variations(
