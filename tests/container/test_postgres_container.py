@@ -75,4 +75,4 @@ def test_docker_not_running(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_extra_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without testcontainers the message says what to install."""
     monkeypatch.setitem(sys.modules, "testcontainers.core.container", None)
-    refused(r"pip install 'queueproof\[container\]'")
+    refused(r"pip install '\.\[container\]' in your clone")

@@ -191,8 +191,9 @@ def answered(operation: Operation[Any]) -> object:
 def test_what_a_class_returns_is_checked(operation: str, answer: object) -> None:
     """The message shows the operation, what it returned, and what it returns."""
     queue = Answering(operation, answer)
-    with pytest.raises(QueueError, match=rf"{operation} returned .*; it returns "):
+    with pytest.raises(QueueError, match=rf"{operation} returned .*; it returns ") as refused:
         answered(queue.begin(operation))
+    assert ("write str(...)" in str(refused.value)) == ("Value(" in repr(answer))
     assert answered(Answering("", None).begin(operation)) is not None
 
 

@@ -171,7 +171,7 @@ def test_a_transaction_is_dropped_as_a_whole() -> None:
 
 def test_a_python_queue_has_no_sql_to_mutate() -> None:
     """Only an SQL file can be mutated."""
-    with pytest.raises(QueueproofError, match="no SQL file"):
+    with pytest.raises(QueueproofError, match="mutate takes a queue file"):
         mutants_of(Queue())
 
 

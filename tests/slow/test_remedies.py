@@ -92,7 +92,7 @@ def test_the_line_is_told(
     path.write_text(text)
     told = advised(server, path, guarantee)[guarantee]
     assert advice in told
-    assert "With this change at q.sql:" in told
+    assert " (q.sql:" in told.partition("```diff")[0]
     assert "this break is gone. `queueproof mend` also checks that nothing else breaks." in told
 
 

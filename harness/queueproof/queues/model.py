@@ -455,7 +455,9 @@ class Queue(Facts):
         answer = yield from resumed(generator, resume)
         wanted, fits = _ANSWERS.get(operation, ("", lambda _: True))
         if not fits(answer):
-            raise ClassError(f"{self.name}: {operation} returned {answer!r}; it returns {wanted}")
+            raw = "; of a Value, which is what the server sent, write str(...)"
+            told = wanted + raw * ("Value(" in repr(answer))
+            raise ClassError(f"{self.name}: {operation} returned {answer!r}; it returns {told}")
         return answer
 
 
