@@ -168,7 +168,7 @@ def test_a_story_stands_beside_its_remedy_and_its_command() -> None:
     ("verdict", "told"), [("holds", True), ("accepted", False), ("broken", False)]
 )
 def test_a_pass_says_how_much_it_is_worth(verdict: Verdict, *, told: bool) -> None:
-    """What holds is no proof, and at quick the smallest check; what is accepted does not hold."""
+    """A pass is no proof, and at quick the smallest check; an accepted break is no pass."""
     card = Card("q.sql", "p", 0, 1.0, [Judgement("order", verdict, "r")], profile="quick")
     page = to_page([card])
     assert "profile quick, seed 0" in page

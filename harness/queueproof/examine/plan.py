@@ -231,7 +231,7 @@ class Examination:
                 return
 
     def _searches(self, asked: Sequence[str], known: Iterable[_Searched]) -> list[_Part]:
-        """What all guarantees judge and has not run yet."""
+        """The parts of a search that are left, of those known."""
         return [
             _Part(what, partial(self._search, what, left, asked), left)
             for what, units in known

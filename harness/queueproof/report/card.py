@@ -94,7 +94,7 @@ class Judgement:
 
     @property
     def left_out(self) -> bool:
-        """Whether the check ended, at its first break, before it could be judged."""
+        """True if the check ended at its first break, before it judged this one."""
         return self.reason == NOT_JUDGED
 
     @property
