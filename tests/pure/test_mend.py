@@ -376,7 +376,7 @@ def test_a_form_has_the_files_words(guarantee: str, blocks: Mapping[str, str], l
 
 NOWHERE = f"\n{FREE} FOR UPDATE SKIP LOCKED;\nINSERT INTO held SELECT;"
 DROPPED = "(id)!\nINSERT INTO jobs VALUES (:id) ON CONFLICT DO NOTHING;"
-CASCADES = "\nCREATE TABLE t (l int REFERENCES lanes ON DELETE CASCADE);"
+CASCADES = "\nCREATE TABLE jobs (l int REFERENCES lanes ON DELETE CASCADE);"
 
 
 def test_a_cause_may_need_what_the_story_says() -> None:
@@ -394,6 +394,11 @@ def test_a_cause_may_need_what_the_story_says() -> None:
     late = "3 jobs were running at once\n6  w1: complete job 1 [c] => rejected"
     told = cause_of("concurrency-limit", Draft(queue_file(), "q.sql"), late)
     assert "that is refused frees no place" in str(told)
+    late = "4  w1: heartbeat job 1 [b] => accepted"
+    told = cause_of(
+        "concurrency-limit", Draft(queue_file(heartbeat="\nSELECT 1;"), "q.sql"), late
+    )
+    assert "extends that of its place" in str(told)
 
 
 FAILS = """(id)!
@@ -431,6 +436,7 @@ def test_a_remedy_knows_the_states_by_the_list_of_jobs(tmp_path: Path) -> None:
         ("not-early", {"schema#": "\nCREATE TABLE j (\n  due timestamptz(0));"}, "due is rounded"),
         ("crash-safe", {"schema#": "\nCREATE UNLOGGED TABLE held ();"}, "CREATE TABLE held`: an"),
         ("claim-limit", {"claim": "\n(SELECT 1 LIMIT 1) UNION (SELECT 2 LIMIT 1);"}, "One LIMIT"),
+        ("claim-limit", {"claim": "\nSELECT 1 IN (SELECT 2 LIMIT :limit);"}, ""),
         ("claim-limit", {"claim": "\nSELECT 1 FETCH FIRST 1 ROW WITH TIES;"}, "adds every job"),
         ("claim-limit", {"claim": "\nSELECT 1 WHERE a = :worker;"}, "not all that the worker"),
         ("server-clock", {"claim": "\nSELECT 1 WHERE at < :now;"}, "`now()` instead of `:now`"),
@@ -444,13 +450,17 @@ def test_a_remedy_knows_the_states_by_the_list_of_jobs(tmp_path: Path) -> None:
         ("concurrency-limit", {"claim": "\nSELECT id FROM j HAVING count(*) < 3;"}, "two claims"),
         ("retry-given", {"fail": DROPPED}, "ON CONFLICT DO NOTHING drops"),
         ("no-lost-job", {"schema#": CASCADES}, "the row of lanes"),
+        ("no-lost-job", {"schema#": CASCADES.replace("jobs", "log")}, ""),
+        ("no-lost-job", {"promote": DROPPED[5:].replace(":id", "1")}, "a job that is moved"),
         ("retry-given", {"fail": "\nSELECT d->>'n' < d->>'max' FROM j;"}, "(... ->> 'n')::integer"),
         ("fencing", {}, ""),
     ],
 )
 def test_a_cause_has_its_own_remedy(guarantee: str, blocks: Mapping[str, str], safe: str) -> None:
     """It names that, and not what the file has already."""
-    assert safe in (cause_of(guarantee, Draft(queue_file(**blocks), "q.sql")) or "")
+    told = cause_of(guarantee, Draft(queue_file(**blocks), "q.sql")) or ""
+    assert safe in told
+    assert bool(safe) == bool(told)
 
 
 def test_no_index_on_a_view_is_advised(tmp_path: Path) -> None:

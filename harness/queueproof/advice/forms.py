@@ -39,6 +39,7 @@ _OF_SECONDS = {  # what `extract` gives one field of: the minutes of an hour are
     "hour": " / 3600",
     "day": " / 86400",
 }
+_AS_ARRAY = "= ANY (ARRAY(…)) instead of IN"
 FITS = 200  # characters that any column for an error holds
 _PLAIN = ("priority", "queue", "max_attempts", "payload")
 
@@ -47,13 +48,18 @@ def _locked(site: Site, draft: Draft) -> Iterator[Change]:
     """The rows to be changed are locked as they are read, past those that others hold."""
     parsed = site.parsed
     for select in site.reads(draft.jobs.table.name):
+        # A sub-select that is run again locks, past what it has locked, a job more each time.
+        among = select.find_ancestor(exp.Predicate)
+        once = _as_array(parsed, among) if isinstance(among, exp.In) else []
+        also = f", {_AS_ARRAY}" if once else ""
         for lock in select.args.get("locks") or ():
             span = parsed.span(lock)
             if lock.args["wait"] is None:
-                yield Change("SKIP LOCKED added", [Edit.at(span.end, " SKIP LOCKED")])
+                skips = [Edit.at(span.end, " SKIP LOCKED"), *once]
+                yield Change(f"SKIP LOCKED added{also}", skips)
             elif lock.args["wait"] is True:
                 last = parsed.tokens(span)[-1]
-                yield Change("SKIP LOCKED instead of NOWAIT", [Edit(last, "SKIP LOCKED")])
+                yield Change("SKIP LOCKED instead of NOWAIT", [Edit(last, "SKIP LOCKED"), *once])
             mine = select.args["from_"].this.alias_or_name
             if select.args.get("joins") and not lock.expressions:
                 begin = parsed.text.index("UPDATE", span.start) + len("UPDATE")
@@ -66,7 +72,7 @@ def _locked(site: Site, draft: Draft) -> Iterator[Change]:
             parts = (select.args.get(one) for one in ("limit", "order", "where"))
             end = max(parsed.span(part).end for part in parts if part is not None)
             wanted = ("\n  " if "\n" in parsed.text else " ") + "FOR UPDATE SKIP LOCKED"
-            yield Change("FOR UPDATE SKIP LOCKED added", [Edit.at(end, wanted)])
+            yield Change(f"FOR UPDATE SKIP LOCKED added{also}", [Edit.at(end, wanted), *once])
 
 
 def _read_first(site: Site, draft: Draft) -> Iterator[Change]:
@@ -351,13 +357,8 @@ def _once(site: Site, _: Draft) -> Iterator[Change]:
     """`= ANY (ARRAY(… LIMIT n))` or a CTE instead of a sub-select that may be run again."""
     parsed = site.parsed
     for node in parsed.tree.find_all(exp.In):
-        query = node.args.get("query")
-        select = query.this if query is not None else None
-        if isinstance(select, exp.Select) and select.args.get("limit"):
-            tokens, words = parsed.tokens(parsed.span(node)), parsed.words(parsed.span(node))
-            at = words.index("IN")
-            opening = Edit(Span(tokens[at].start, tokens[at + 1].end), "= ANY (ARRAY(")
-            yield Change("= ANY (ARRAY(…)) instead of IN", [opening, Edit(tokens[-1], "))")])
+        if edits := _as_array(parsed, node):
+            yield Change(_AS_ARRAY, edits)
     from_ = parsed.tree.args.get("from_")
     if not isinstance(parsed.tree, exp.Update) or from_ is None:
         return
@@ -370,6 +371,18 @@ def _once(site: Site, _: Draft) -> Iterator[Change]:
     cte = f"WITH {inner.alias} AS MATERIALIZED {parsed.text[tokens[1].start : closing.end]}\n"
     named = Edit(Span(tokens[1].start, span.end), inner.alias)
     yield Change("a CTE instead of FROM (SELECT …)", [Edit.at(0, cte), named])
+
+
+def _as_array(parsed: Parsed, node: exp.In) -> list[Edit]:
+    """The edits that have the sub-select of an IN run once; none where it has no LIMIT."""
+    query = node.args.get("query")
+    select = query.this if query is not None else None
+    if not isinstance(select, exp.Select) or not select.args.get("limit"):
+        return []
+    tokens, words = parsed.tokens(parsed.span(node)), parsed.words(parsed.span(node))
+    at = words.index("IN")
+    opening = Edit(Span(tokens[at].start, tokens[at + 1].end), "= ANY (ARRAY(")
+    return [opening, Edit(tokens[-1], "))")]
 
 
 def _ordered(site: Site, draft: Draft) -> Iterator[Change]:

@@ -327,8 +327,8 @@ class Draft:
     def _literals(self, status: str, block: str) -> Iterator[str]:
         """The literals that a block writes into the status, as they stand there."""
         for name, value in self.written(block):
-            if name == status:
-                strings = (one for one in value.find_all(exp.Literal) if one.is_string)
+            for result in _results(value) if name == status else ():
+                strings = (one for one in result.find_all(exp.Literal) if one.is_string)
                 yield from (one.sql("postgres") for one in strings)
 
 
@@ -356,6 +356,18 @@ def is_of(node: exp.Expr, table: str) -> bool:
         table: The table.
     """
     return isinstance(node.this, exp.Table) and node.this.name == table
+
+
+def _results(value: exp.Expr) -> Iterator[exp.Expr]:
+    """The expressions that a value may come from: of a CASE its arms, and not what these ask."""
+    if isinstance(value, exp.Paren | exp.Cast):
+        yield from _results(value.this)
+    elif isinstance(value, exp.Case):
+        arms = [arm.args["true"] for arm in value.args["ifs"]]
+        for arm in filter(None, [*arms, value.args.get("default")]):
+            yield from _results(arm)
+    else:
+        yield value
 
 
 def _enqueued(insert: exp.Expr) -> dict[str, str]:

@@ -128,7 +128,8 @@ def cause_of(guarantee: str, draft: Draft, story: str = "") -> str | None:
             texts = [statement.text for statement in block.statements] if block else []
             calls = (site for site in draft.sites if site.block == name and not site.own)
             texts += [site.parsed.text for site in calls]
-            if seen := re.search(cause["pattern"], "\n".join(texts), re.IGNORECASE | re.DOTALL):
+            pattern = cause["pattern"].replace("{jobs}", re.escape(draft.jobs.table.sql))
+            if seen := re.search(pattern, "\n".join(texts), re.IGNORECASE | re.DOTALL):
                 return str(cause["safe"].format(seen[0], *seen.groups()))
     return None
 

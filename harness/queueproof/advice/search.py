@@ -17,7 +17,7 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
 from difflib import SequenceMatcher, unified_diff
 from functools import partial
-from itertools import count, islice
+from itertools import chain, count, islice
 from pathlib import Path
 from typing import NamedTuple
 
@@ -85,6 +85,7 @@ _OTHERWISE = {  # what a form that mends a guarantee may break instead: too much
 _TO_DO = {  # patterns of a form's name, each with the words in which a reader is told to do it
     r"^(\w+): asks for (.*)": r"Let \1 also ask for \2",
     r"^(\w+): (.*) added$": r"Add \2 to \1",
+    r"^(\w+): (.*) added, (.*) instead of (\w+)$": r"Add \2 to \1, and write \3 instead of \4",
     r"^(\w+): (.*) dropped$": r"Drop \2 from \1",
 }
 
@@ -228,7 +229,8 @@ def advise(
         return {}
     text, budget = source(queue), iter(range(OF_ALL))
     found: dict[str, Advice] = {}
-    for one in (one for one in broken if one.id not in DEAR):
+    used: dict[str, Fix] = {}
+    for one in sorted((one for one in broken if one.id not in DEAR), key=_first):
         stories = tuple(story.replay for story in one.stories if story.replay)
         goal = Goal(stories, (), tuple(other.id for other in broken if other is not one))
         ask = partial(_judged, path=queue.name, goal=goal, seed=card.seed, server=server)
@@ -237,10 +239,12 @@ def advise(
         progress(f"looking for what mends {one.id}", None)
         told = ask(text)
         forms = ranked(Draft(text, queue.name), one.id, told.blocks) if told.stories else []
-        ending = _ending_it(text, forms, ask, budget)
+        again = (fix for fix in used.values() if told.stories and _ends(ask, fix))
+        ending = chain(again, _ending_it(text, forms, ask, budget))
         # A form may mend that story alone, or put another one in its place.
         kept = next((fix for fix in islice(ending, KEEPING) if keeps(fix.text).is_sound), None)
         if kept is not None:
+            used[kept.text] = kept
             # What extends another file has no lines of its own there.
             name = Path(queue.name).name if queue.own == text else ""
             line = first_line(text, kept.text) if name else 0
@@ -264,12 +268,22 @@ def _ending_it(
     """
     likely = [fix for fix, about in forms if about or not fix.last][:ADVISED]
     for fix, _ in zip(likely, budget, strict=False):
-        # A story may hang on ids that the server draws: once without it may be luck.
-        if all(ask(fix.text).is_sound for _ in range(SURE)):
+        if _ends(ask, fix):
             gone = _replaced(text, fix)
             less = (other for other, _ in forms if other.block == fix.block and not other.last)
             smaller = [other for other in less if _replaced(text, other) < gone][:SMALLER]
             yield next((other for other in smaller if ask(other.text).is_sound), fix)
+
+
+def _ends(ask: Callable[[str], Outcome], fix: Fix) -> bool:
+    """True where a story does not happen with a form."""
+    # It may hang on ids that the server draws: once without it may be luck.
+    return all(ask(fix.text).is_sound for _ in range(SURE))
+
+
+def _first(judgement: Judgement) -> bool:
+    """What comes first: who passes by what others hold does not take it twice either."""
+    return judgement.id != "non-blocking"
 
 
 def _replaced(text: str, fix: Fix) -> int:
@@ -389,6 +403,7 @@ class _Search:
     def mended(self) -> Generator[Mended | None]:
         """Mend one guarantee after the other, and check what came of it by everything."""
         broken = [one for one in self.card.guarantees if one.verdict == "broken"]
+        broken.sort(key=_first)
         for judgement in broken:
             self._stories[judgement.id] = [s.replay for s in judgement.stories if s.replay]
         for _ in range(AGAIN):

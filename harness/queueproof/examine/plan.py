@@ -71,7 +71,7 @@ class Headway:
         progress: Progress,
         ahead: Callable[[], Iterable[Unit]] = tuple,
     ) -> None:
-        self._progress, self._ahead = progress, ahead
+        self.progress, self._ahead = progress, ahead
         self._units = {unit: _weight(unit) for part in parts for unit in part.units}
         self._total = sum(self._units.values())
         self._what, self._fraction = "", 0.0
@@ -105,7 +105,7 @@ class Headway:
         left = sum(self._units.values()) - sum(map(_weight, self._ahead()))
         done = 1 - left / (self._total or 1)
         self._fraction = max(self._fraction, done)  # of what was given back to be done here
-        self._progress(self._what, min(1.0, self._fraction))
+        self.progress(self._what, min(1.0, self._fraction))
 
 
 class _Broken:
@@ -340,9 +340,12 @@ class Examination:
             if broken not in CATALOGUE:
                 found.errors.add(broken)
             return True
-        for what, units in self._searched:
-            # Whoever asks for a part of a check is to hear what a whole one says.
-            self._search(what, units, [broken])
+        # Whoever asks for a part of a check is to hear what a whole one says.
+        asking = self._headway
+        told = f"whether {broken} breaks without that as well"
+        left = self._searches([broken], self._searched)
+        self._go_through(left, lambda _what, done: asking.progress(told, done))
+        self._headway = asking
         return broken in found.failures or broken in found.errors
 
     def _loses_anyway(self, program: Program) -> bool:
