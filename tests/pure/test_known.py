@@ -40,17 +40,21 @@ def test_a_story_is_found_by_its_name(tmp_path: Path, monkeypatch: pytest.Monkey
     assert token_of("../q.sql", "fencing.2") == "C"
 
 
-def test_the_next_check_forgets_the_last() -> None:
-    """Its stories alone have names."""
-    assert remember("q.sql", {"order": "A"})
+def test_the_next_check_forgets_what_it_judged_anew() -> None:
+    """A check of some guarantees leaves the stories of the others their names."""
+    assert remember("q.sql", {"order": "A", "fencing": "B"})
+    assert remember("q.sql", {"backoff": "C"}, {"backoff", "fencing"})
+    assert [token_of("q.sql", name) for name in ("order", "backoff")] == ["A", "C"]
+    with pytest.raises(QueueproofError, match=r"named fencing: its stories are backoff, order$"):
+        token_of("q.sql", "fencing")
     assert remember("q.sql", {"fencing": "B"})
-    with pytest.raises(QueueproofError, match=r"no story named order: its stories are fencing$"):
+    with pytest.raises(QueueproofError, match=r"a story named order: its stories are fencing$"):
         token_of("q.sql", "order")
     with pytest.raises(QueueproofError, match=r"unknown guarantee 'fencin'; did you mean"):
         token_of("q.sql", "fencin.2")
     assert remember("q.sql", {})
     with pytest.raises(
-        QueueproofError, match=r"has no story named order: it told none that can be replayed$"
+        QueueproofError, match=r"has told a story named order: it told none that can be replayed$"
     ):
         token_of("q.sql", "order")
     with pytest.raises(QueueproofError, match=r"no check of other.sql is remembered here: check"):
@@ -170,8 +174,8 @@ def test_what_is_accepted_can_be_seen() -> None:
     ("todos", "told"),
     [
         (0, ""),
-        (1, "q.sql:1: a line still says TODO: what was judged is the proposal,"),
-        (2, "q.sql:1: 2 lines still say TODO: what was judged"),
+        (1, "q.sql:1: a line still says TODO. If the SQL is not yet that of"),
+        (2, "q.sql:1: 2 lines still say TODO. If"),
     ],
 )
 def test_a_proposal_says_so(todos: int, told: str, capsys: pytest.CaptureFixture[str]) -> None:

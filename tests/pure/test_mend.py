@@ -395,9 +395,7 @@ def test_a_cause_may_need_what_the_story_says() -> None:
     told = cause_of("concurrency-limit", Draft(queue_file(), "q.sql"), late)
     assert "that is refused frees no place" in str(told)
     late = "4  w1: heartbeat job 1 [b] => accepted"
-    told = cause_of(
-        "concurrency-limit", Draft(queue_file(heartbeat="\nSELECT 1;"), "q.sql"), late
-    )
+    told = cause_of("concurrency-limit", Draft(queue_file(heartbeat="\nSELECT 1;"), "q.sql"), late)
     assert "extends that of its place" in str(told)
 
 

@@ -16,6 +16,7 @@ from queueproof.advice.maker import Jobs
 from queueproof.advice.reading import Draft
 from queueproof.advice.search import Advice, source
 from queueproof.errors import Aside, QueueproofError
+from queueproof.examine.replay import Replayed
 from queueproof.queues.model import Queue
 from queueproof.report.card import Card, Judgement, Place
 from queueproof.report.text import remedy
@@ -46,7 +47,7 @@ def with_remedies(
     for one in card.guarantees:
         told = remedy(one.id, one.told, queue.offers) if one.stories else None
         with aside(f"what mends {one.id}, in the queue's own names"):
-            told = _remedy(one, queue) if one.stories else None
+            told = remedy_of(one, queue) if one.stories else None
         if told and advice and one.id in advice:
             own = advice[one.id]
             told = own.text if own.adds else f"{own.text} In general: {told}"
@@ -90,13 +91,21 @@ def _draft(queue: Queue) -> Draft | None:
         return None
 
 
-def _remedy(judgement: Judgement, queue: Queue) -> str:
+def remedy_of(broken: Judgement | Replayed, queue: Queue) -> str:
+    """How a guarantee is kept, in the queue's own names, as far as its SQL and the story tell.
+
+    Args:
+        broken: The story: of a check, or one that was run again.
+        queue: The queue.
+    """
     draft = _draft(queue)
-    general = remedy(judgement.id, judgement.told, queue.offers)
+    guarantee = broken.id if isinstance(broken, Judgement) else broken.guarantee
+    general = remedy(guarantee, broken.told, queue.offers)
     if draft is None:
         return general
     text = _renamed(general, draft)
-    if told := cause_of(judgement.id, draft, f"{judgement.reason}\n{judgement.story}"):
+    reason = broken.reason if isinstance(broken, Judgement) else ""
+    if told := cause_of(guarantee, draft, f"{reason}\n{broken.story}"):
         return f"{told} In general: {text}"  # it stands there, and may still not be what breaks it
     index = re.search(r"CREATE INDEX ON ([\w.]+)", text)
     if index and _is_view(index[1], draft):
@@ -104,7 +113,7 @@ def _remedy(judgement: Judgement, queue: Queue) -> str:
             f"{index[1]} is a view, and no index holds what a view computes. Ask in the claim for "
             "the table's own columns, and index the table WHERE they say that a job can run."
         )
-    if judgement.id != "live-lease" or not _adds_up(draft):
+    if guarantee != "live-lease" or not _adds_up(draft):
         return text
     lease = draft.jobs.lease
     anew = _time(f"now(){' + lease' if _ends(draft.jobs) else ''}", lease.name, draft.text)

@@ -38,6 +38,7 @@ from queueproof.queues.model import Queue
 from queueproof.queues.offer import Offer
 from queueproof.queues.sqlfile import SqlFileQueue, load, load_text
 from queueproof.report.card import Card, Judgement, Mended
+from queueproof.report.text import TRIED, counted
 from queueproof.run.lab import Lab
 from queueproof.run.open import open_lab
 from queueproof.schedule.conditions import Conditions
@@ -138,12 +139,14 @@ class Tries:
         tried: Candidates.
         passed: Those that no longer tell a story.
         checked: Those of them that were asked for what must hold.
+        instead: The guarantees that some of them break, while no story happens any more.
     """
 
     name: str
     tried: int = 0
     passed: int = 0
     checked: int = 0
+    instead: dict[str, None] = field(default_factory=dict)
 
     def __str__(self) -> str:
         if not self.tried:
@@ -330,9 +333,7 @@ def said(before: str, fix: Fix, name: str) -> str:
     few = len(lines) <= SHORT
     shown = "\n".join([".", "", "```diff", *lines, "```", "", ""]) if few else ". "
     place = f" ({name}:{first_line(before, fix.text)})" if name else ""
-    gone = "With this change this break is gone."
-    more = "`queueproof mend` also checks that nothing else breaks."
-    return f"{_asked(fix.what)}{place}{shown}{gone} {more}"
+    return f"{_asked(fix.what)}{place}{shown}{TRIED}"
 
 
 def _asked(what: str) -> str:
@@ -450,9 +451,10 @@ class _Search:
             found = next(self._found(text, name, done), None)
             if found is None:
                 tries = self.tried - before
-                left[name] = (
-                    f"none of {tries} candidates mends it" if tries else "no safe form fits"
-                )
+                told = f"none of {counted(tries, 'candidates')} mends it"
+                if self._tries.instead:
+                    told += f"; some break {', '.join(self._tries.instead)} instead"
+                left[name] = told if tries else "no safe form fits"
                 continue
             text, what = found.text, (*what, *found.what)
             done.append(name)
@@ -487,6 +489,8 @@ class _Search:
                 what = (*variant.what, fix.what)
                 if outcome.is_sound and fix.text not in self._refused:
                     yield Variant(fix.text, what, name, outcome.blocks, ())
+                if not outcome.stories and outcome.flaw not in {"", name}:
+                    self._tries.instead[outcome.flaw] = None
                 gone = set(variant.stories) - set(outcome.stories)
                 better = gone or (not outcome.stories and outcome.flaw != variant.target)
                 if outcome.flaw and better and depth + 1 < DEPTH and branches < BRANCHES:

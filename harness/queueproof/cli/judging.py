@@ -134,6 +134,7 @@ def judged(asked: CheckOptions, beyond: Beyond | None = None) -> int:
     with on_behalf_of(target):
         cards: list[Card] = []
         advice: Mapping[str, Advice] = {}
+        fixing = 0.0
         for way in target.ways[1:]:  # which would be refused only after the first was judged
             _try(way, asked.where)
         for way in target.ways:
@@ -153,11 +154,13 @@ def judged(asked: CheckOptions, beyond: Beyond | None = None) -> int:
                 ):
                     cards.append(asked.judge(lab, progress, told, helpers))
                 if way is target.ways[-1]:
-                    card = printed(out, cards)
+                    card = printed(out, cards, stories=go_on is None)
+                    fixing = time.monotonic()
                     if card.breaks and go_on is None and asked.new is None and not asked.fail_fast:
                         with progress_bar("looking for a fix") as progress:
                             advice = _advice(target, card, lab.server, progress)
-        card = remedied(out, card, target, advice)
+                    fixing = time.monotonic() - fixing
+        card = remedied(out, card, target, advice, told=go_on is None)
         print_summary(out, card, target, command, mend=go_on is None)
         came_of_it = ""
         if go_on is not None:
@@ -167,8 +170,10 @@ def judged(asked: CheckOptions, beyond: Beyond | None = None) -> int:
     reports.annotate(out, card)
     if go_on is None and card.verdict == "holds" and asked.profile is ProfileName.quick:
         further = shlex.join(["check" if word == "replay" else word for word in command])
-        out.say(f"Profile quick is the smallest check. Check more: {further} --profile default\n")
-    print_whole(out, card, time.monotonic() - began, came_of_it)
+        out.say(
+            f"Profile quick is the smallest check. Check more:\n  {further} --profile default\n"
+        )
+    print_whole(out, card, time.monotonic() - began, came_of_it, fixing)
     reports.write(card, shlex.join(command))
     return card.exit_code
 
@@ -236,7 +241,9 @@ def print_summary(
     mending = ""
     if isinstance(target, SqlFileQueue) and mend:
         mending = shlex.join(["mend" if word == "replay" else word for word in replay])
-    print_breaks(out, card, shlex.join(replay), named=remember(target.name, tokens), mend=mending)
+    judged = {one.id for one in card.guarantees if not one.left_out}
+    named = remember(target.name, tokens, judged)
+    print_breaks(out, card, shlex.join(replay), named=named, mend=mending)
 
 
 def _advice(
@@ -262,31 +269,37 @@ def _try(target: Queue, where: Where) -> None:
         calibrate(lab)
 
 
-def printed(out: Output, cards: Sequence[Card]) -> Card:
-    """Print one card of all the ways in which a queue was judged."""
+def printed(out: Output, cards: Sequence[Card], *, stories: bool = True) -> Card:
+    """Print one card of all the ways in which a queue was judged, with the stories or without."""
     from queueproof.report.card import together
     from queueproof.report.terminal import print_card
 
     card = together(cards)
-    print_card(out, card, beside_the_verdict)
+    print_card(out, card, beside_the_verdict, stories=stories)
     return card
 
 
 def remedied(
-    out: Output, card: Card, target: Queue, advice: Mapping[str, Advice] | None = None
+    out: Output,
+    card: Card,
+    target: Queue,
+    advice: Mapping[str, Advice] | None = None,
+    *,
+    told: bool = True,
 ) -> Card:
-    """Print how what a card has broken is fixed, in the queue's own names; the card with that."""
+    """A card with how what is broken is fixed, in the queue's own names; printed if `told`."""
     from queueproof.advice.remedies import with_remedies
     from queueproof.report.terminal import print_remedies
 
     card = with_remedies(card, target, beside_the_verdict, advice)
-    print_remedies(out, card)
+    if told:
+        print_remedies(out, card)
     return card
 
 
 def _introduce(out: Output, target: Queue, what: str, how: str) -> None:
     """Say what is checked, and at once what says more of the file than of the queue."""
-    out.say(f"{what}; {how}\n")
+    out.prose(f"{what}; {how}\n")
     with beside_the_verdict("where the SQL has another number than the header"):
         _tell_numbers(out, target)
     if "jobs" not in target.offers:
@@ -315,9 +328,9 @@ def _tell_todos(out: Output, target: Queue) -> None:
         if lines:
             many = len(lines)
             still = "a line still says TODO" if many == 1 else f"{many} lines still say TODO"
-            out.say(
-                f"{one.name}:{lines[0]}: {still}: what was judged is the proposal, and not yet"
-                " the SQL of your workers.\n"
+            out.prose(
+                f"{one.name}:{lines[0]}: {still}. If the SQL is not yet that of your workers, only"
+                " the proposal was judged.\n"
             )
 
 

@@ -6,7 +6,8 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from contextlib import suppress
 from pathlib import Path
 
 from queueproof.cli.files import write
@@ -16,17 +17,26 @@ from queueproof.queues.ids import IDS, unknown
 _NAME = re.compile(r"([a-z][a-z-]*)(?:\.([1-9][0-9]*))?")
 
 
-def remember(queue: str, tokens: Mapping[str, str]) -> bool:
+def remember(queue: str, tokens: Mapping[str, str], judged: Collection[str] = IDS) -> bool:
     """Keep the tokens of a check's stories; whether that could be done.
 
     Args:
         queue: As it was named.
         tokens: By the stories' names.
+        judged: The guarantees that were judged; the stories of others, from before, are kept too.
     """
+    from queueproof import waits
+
     try:
         place = _place(queue)
         place.parent.mkdir(parents=True, exist_ok=True)
-        write(place, json.dumps(tokens))
+        kept: dict[str, str] = {}
+        with suppress(
+            OSError, ValueError, TypeError, QueueproofError
+        ):  # there is none, or it is of no use
+            kept |= json.loads(waits.text(place))
+        others = {name: kept[name] for name in kept if name.partition(".")[0] not in judged}
+        write(place, json.dumps({**tokens, **others}))
     except (OSError, RuntimeError, QueueproofError):  # no home, or a full disk: tokens are shown
         return False
     return True
@@ -64,7 +74,7 @@ def token_of(queue: str, story: str) -> str:
             if tokens
             else "it told none that can be replayed"
         )
-        raise QueueproofError(f"the last check of {queue} has no story named {story}: {known}")
+        raise QueueproofError(f"no check of {queue} has told a story named {story}: {known}")
     return token
 
 

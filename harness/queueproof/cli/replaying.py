@@ -64,11 +64,12 @@ def replay(
 
 def _replayed(target: Queue, token: str, where: opt.Where, export: Path | None) -> int:
     """Run a story again, tell it, and write it where that is asked."""
+    from queueproof.advice.remedies import remedy_of
     from queueproof.examine import replay as examined
     from queueproof.queues.sqlfile import SqlFileQueue
     from queueproof.queues.worker import WorkerQueue
     from queueproof.report.terminal import Output, print_next, print_remedy, print_story
-    from queueproof.report.text import WIDTH, remedy, to_text
+    from queueproof.report.text import WIDTH, to_text
 
     digest, guarantee, _, _ = examined.told_by(token)
     own = next((way for way in target.ways if way.digest == digest), target.ways[0])
@@ -88,21 +89,23 @@ def _replayed(target: Queue, token: str, where: opt.Where, export: Path | None) 
     if replayed is None:
         anywhere = ", in any order" if edited or isinstance(own, WorkerQueue) else ""
         nothing = "" if export is None else f" {export} was not written."
+        again[1:2] = ["check"]
         out.say(f"It does not happen any more{anywhere}.{nothing}")
+        out.say(f"{'Check everything:':<22}{shlex.join(again)}")
         return Exit.HOLDS
     print_story(out, to_text(replayed.told, out.width if out.is_terminal else WIDTH))
     out.say()
-    if export is not None:
-        write(export, text)
-        out.say(f"Wrote {export}")
     out.say(f"It happened again: {guarantee} is broken.")
     if replayed.accepted:
         out.say(f"It is accepted, because the queue declares it as known: {replayed.accepted}")
-        return Exit.BROKEN
-    out.say()
-    print_remedy(out, remedy(guarantee, replayed.told))
-    again[1:2] = ["mend"]
-    print_next(out, guarantee, shlex.join(again) if isinstance(target, SqlFileQueue) else "")
+    else:
+        out.say()
+        print_remedy(out, remedy_of(replayed, target))
+        again[1:2] = ["mend"]
+        print_next(out, guarantee, shlex.join(again) if isinstance(target, SqlFileQueue) else "")
+    if export is not None:
+        write(export, text)
+        out.say(f"Wrote {export}")
     return Exit.BROKEN
 
 

@@ -650,10 +650,10 @@ def _value(value: Parameter) -> str:
 
 
 def _abridged(sql: str) -> str:
-    """A statement's beginning: its first line that is not a comment."""
-    lines = [line.strip() for line in sql.splitlines()]
-    text = next((line for line in lines if line and not line.startswith("--")), "")
-    return textwrap.shorten(text.rstrip(" ("), SHOWN_SQL, placeholder=" …")
+    """A statement's beginning, without lines that are comments: what it does may stand below."""
+    lines = (line.strip() for line in sql.splitlines())
+    text = " ".join(line for line in lines if not line.startswith("--"))
+    return textwrap.shorten(text, SHOWN_SQL, placeholder=" …")
 
 
 def _cause(calls: Sequence[Call], violation: Violation) -> Call:

@@ -18,7 +18,7 @@ from rich.text import Text
 from queueproof.errors import Aside
 from queueproof.guarantees.catalogue import CATALOGUE
 from queueproof.report.card import WORST_FIRST, Card, Judgement, Mended, MutantJudgement
-from queueproof.report.text import WIDTH, Legend, counted, remedy, to_text, with_code
+from queueproof.report.text import TRIED, WIDTH, Legend, counted, remedy, to_text, with_code
 
 STYLES = {
     "holds": "green",
@@ -59,12 +59,15 @@ class Output(Console):
             self.say(text.rstrip())
 
 
-def print_card(out: Output, card: Card, aside: Aside = nullcontext) -> None:
+def print_card(
+    out: Output, card: Card, aside: Aside = nullcontext, *, stories: bool = True
+) -> None:
     """Print the verdicts, and the stories of what broke.
 
     Args:
         out: Where.
         card: The verdicts.
+        stories: Whether these are to be told.
         aside: Tells why a story is not drawn for the width of the terminal.
     """
     told = [one for one in card.guarantees if not one.left_out]
@@ -81,7 +84,7 @@ def print_card(out: Output, card: Card, aside: Aside = nullcontext) -> None:
     if effort := tried(card):
         out.prose(effort)
     legend = Legend()
-    for name, (judgement, story) in card.breaks.items():
+    for name, (judgement, story) in card.breaks.items() if stories else ():
         out.say()
         out.rule(name, style="red") if out.is_terminal else out.say(f"--- {name} ---")
         text = story.story
@@ -95,15 +98,24 @@ def print_card(out: Output, card: Card, aside: Aside = nullcontext) -> None:
 def print_remedies(out: Output, card: Card) -> None:
     """Print how each broken guarantee of a card is kept."""
     broken = {judgement.id: judgement for judgement, _ in card.breaks.values()}
+    fixes: dict[str, list[str]] = {}  # one change may end several breaks
     for name, judgement in broken.items():
-        told = judgement.remedy or remedy(name, judgement.told)
-        print_remedy(out, told, name if len(broken) > 1 else "it")
+        fixes.setdefault(judgement.remedy or remedy(name, judgement.told), []).append(name)
+    for told, names in fixes.items():
+        what = " and ".join(names) if len(broken) > 1 else "it"
+        print_remedy(out, told.replace(TRIED, "") if len(fixes) > 1 else told, what)
+    if len(fixes) > 1 and any(TRIED in told for told in fixes):
+        out.prose(TRIED.replace("this change this", "each of these changes its"))
+        out.say()
 
 
 def print_remedy(out: Output, told: str, what: str = "it") -> None:
     """Print how what broke is fixed; in colours what a change takes out and what it writes."""
     for n, piece in enumerate(with_code(f"How to fix {what}: {told}")):
-        out.say(_coloured(f"\n{piece}\n")) if n % 2 else out.prose(piece)
+        if n % 2:
+            out.say(_coloured(f"\n{piece}\n"))
+        elif piece.strip():
+            out.prose(piece.strip())
     out.say()
 
 
@@ -261,12 +273,12 @@ def print_mended(out: Output, mended: Mended, profile: str, shown: str = "") -> 
         out.say()
         out.say(mended.diff)
         for sentence in _verified(mended, profile):
-            out.say(sentence)
+            out.prose(sentence)
         use = f"of what `{shown}` prints" if shown else "for `git apply` or `patch -p1`"
         out.say(f"The diff is {use}.")
     for name, reason in mended.left.items():
         out.say(Text(f"Not mended: {name}: {reason}", style="bold"))
-        out.say(f"  How it is kept: {CATALOGUE[name].safe}")
+        _indented(out, f"In general: {CATALOGUE[name].safe}")
     out.say()
 
 
@@ -288,7 +300,7 @@ def _verified(mended: Mended, profile: str) -> Iterator[str]:
         yield "This was the quick profile: `queueproof check` without --profile checks more."
     anyway = [one.id for one in mended.card.guarantees if one.verdict == "broken"]
     if anyway:
-        yield f"Broken before the change as well, and not mended by it: {', '.join(anyway)}."
+        yield f"Still broken: {', '.join(anyway)}."
 
 
 def _styled(judgement: Judgement) -> tuple[Text, Text]:
@@ -315,22 +327,28 @@ def _coloured(change: str) -> Text:
     return told
 
 
-def print_whole(out: Output, card: Card, seconds: float, note: str = "") -> None:
+def print_whole(
+    out: Output, card: Card, seconds: float, note: str = "", fixing: float = 0.0
+) -> None:
     """Print the verdict of the whole: in one line, or in two where a terminal has no room for it.
 
     Args:
         out: Where.
         card: The verdicts.
-        seconds: Since the command began, the search for remedies included.
+        seconds: Since the command began.
         note: What else has come of it.
+        fixing: Seconds of them that went into the search for fixes.
     """
     found = (card.word, STYLES[card.word])
-    told = Text.assemble(found, f": {card.queue} ({summary(card.guarantees)}; {seconds:.0f} s)")
+    spent = f"{seconds - fixing:.0f} s"
+    if fixing >= 1:
+        spent += f", and {fixing:.0f} s to look for a fix"
+    told = Text.assemble(found, f": {card.queue} ({summary(card.guarantees)}; {spent})")
     if out.is_terminal and len(told) > out.width:
         usual = {"holds", "not-offered"}
         named = summary(one for one in card.guarantees if one.verdict not in usual)
         counts = summary(one for one in card.guarantees if one.verdict in usual)
-        rest = "; ".join(filter(None, [named, counts, f"{seconds:.0f} s"]))
+        rest = "; ".join(filter(None, [named, counts, spent]))
         told = Text.assemble(found, f": {card.queue}\n{rest}")
     if note:
         told.append(f". {note}")

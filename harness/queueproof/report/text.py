@@ -38,6 +38,10 @@ NARROWEST = 30  # characters; narrower, an actor's column has no room for a word
 LONGEST = 12  # moments that may repeat together
 OFTEN = 3  # times from which on what repeats is told once
 FEW = 3  # names or answers that are listed, and not only the first and the last
+TRIED = (
+    "With this change this break is gone. `queueproof mend` also checks that nothing else breaks."
+)
+"""The end of a fix that was tried."""
 _SNAPSHOT = "(has its snapshot, has read nothing)"
 _EVENTS: Mapping[str, str] = {
     "connection": "on connection {}",
@@ -320,10 +324,7 @@ def _undone(story: Story) -> _Undone | None:
 def _allowed(wait: AllowedWait) -> str:
     if wait.rival:
         both = f"{wait.actor}'s claim waits for {wait.rival}'s because both take the same job"
-        return (
-            f"{both}. The guarantee non-blocking allows this wait: the mistake is that both took"
-            " the job."
-        )
+        return f"{both}. What is wrong here is not the wait: it is that both got the job."
     return f"{wait.actor}'s claim may wait here: with an old snapshot even SKIP LOCKED does."
 
 
