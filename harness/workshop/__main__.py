@@ -29,8 +29,10 @@ CONVOY = (REFERENCE, "for_update", "nowait")
 HOLD = 0.005  # seconds
 INTRODUCTION = """\
 **Use skip_locked. With many workers, claim at most 10 jobs at a time. Take lease_batch only if
-claims are your bottleneck.** The server and the workers shared {cores} cores. The names on this
-page:
+claims are your bottleneck.** The server and the workers shared {cores} cores.
+"""
+NAMED = """\
+The names:
 
 - skip_locked: one UPDATE with FOR UPDATE SKIP LOCKED.
 - lease_batch: one lease for all jobs of a claim.
@@ -46,7 +48,8 @@ lease_batch and lease_table complete a batch and claim the next one in one state
 WHY = {
     REFERENCE: (
         "Each claim reads the index from its front, past all jobs that others hold"
-        " ([the counts](../docs/about/faq.md))."
+        " ([the counts]"
+        "(../docs/about/faq.md#why-does-skip-locked-slow-down-with-more-workers-and-large-batches))."
     ),
 }
 """Why the figures are what they are, which figures cannot say, by queue."""
@@ -196,6 +199,8 @@ def pages(report: BenchReport) -> dict[str, str]:
     answers, mark, others = whole.partition("## Claim latency")
     title, _, answers = answers.partition("\n\n")
     first = f"{title}\n\n{INTRODUCTION.format(cores=report.method['cores'])}\n"
+    answers, heading, tables = answers.partition("## ")
+    answers = f"{answers}{NAMED}\n{heading}{tables}"
     rest = "# Throughput: all figures\n\nWhat they come to: [Throughput](throughput.md).\n\n"
     return {
         "throughput.md": f"{first}{_linked(answers)}{LINKS}\n",

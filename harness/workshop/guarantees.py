@@ -20,7 +20,8 @@ def readme() -> str:
     ]
     for one in CATALOGUE.values():
         told = facts(one)
-        parts += [f"## {one.id}", f"**{one.sentence}** {told.pop('Why it matters')}"]
+        del told["Why it matters"]
+        parts += [f"## {one.id}", f"**{one.sentence}** Otherwise {one.why}."]
         parts += [f"*{heading}:* {_escaped(words)}" for heading, words in told.items()]
     return "\n\n".join(parts) + "\n"
 

@@ -334,9 +334,10 @@ def _guarantee(guarantee: Guarantee) -> str:
     if not recorded:
         raise PluginError(f"no story is recorded of {shown.name}: `make results` does that")
     known = facts(guarantee)
+    del known["Why it matters"]
     parts = [
         f"# {guarantee.id}",
-        f"**{_plain(guarantee.sentence)}** {_plain(known.pop('Why it matters'))}",
+        f"**{_plain(guarantee.sentence)}** Otherwise {_plain(guarantee.why)}.",
         # A heading counts as much as a title in the search: no page that lacks a word comes first.
         f"## Also called: {_plain(known.pop('Also called').rstrip('.'))} {{ .also }}",
         "## An example { data-search-exclude }",
@@ -344,7 +345,7 @@ def _guarantee(guarantee: Guarantee) -> str:
         _drawn(_told(recorded[0])),
         (
             f"[The command that replays it](../stories/{guarantee.id}.md#{name})"
-            f"{', and the stories of others that break it in other ways' if others else ''}."
+            f"{', and other ways in which queues break this' if others else ''}."
         ),
         "## How to fix it",
         _mended(known.pop("How to fix it")),

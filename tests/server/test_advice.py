@@ -74,7 +74,7 @@ def test_advice_that_fails_costs_nothing_of_the_verdict(
 ) -> None:
     """The card, its story, its token, the other reports and the exit code are what they are."""
     for name in (
-        "queueproof.advice.remedies._remedy",
+        "queueproof.advice.remedies.remedy_of",
         "queueproof.report.terminal.to_text",
         "queueproof.report.page.to_page",
         "queueproof.report.github.commands",

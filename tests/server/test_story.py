@@ -60,9 +60,11 @@ GOLDEN = """\
         [a] SELECT id FROM jobs WHERE
           status = 'queued' LIMIT 1
         (returned job 1)
-        [b] UPDATE jobs
+        [b] UPDATE jobs SET status =
+          'running' WHERE id = ANY …
         => job 1
-     3                                    [b] UPDATE jobs
+     3                                    [b] UPDATE jobs SET status =
+                                            'running' WHERE id = ANY …
                                           => job 1
 
     [a]

@@ -112,12 +112,13 @@ Beyond: TypeAlias = Callable[[CheckOptions, "Queue"], GoOn]
 done with."""
 
 
-def judged(asked: CheckOptions, beyond: Beyond | None = None) -> int:
+def judged(asked: CheckOptions, beyond: Beyond | None = None, *, stories: bool = True) -> int:
     """Judge a queue, print and write what was found.
 
     Args:
         asked: What is asked for.
         beyond: What is done then; None: nothing.
+        stories: Whether the stories of what broke are printed, and what fixes it.
 
     Returns:
         The exit code.
@@ -154,13 +155,13 @@ def judged(asked: CheckOptions, beyond: Beyond | None = None) -> int:
                 ):
                     cards.append(asked.judge(lab, progress, told, helpers))
                 if way is target.ways[-1]:
-                    card = printed(out, cards, stories=go_on is None)
+                    card = printed(out, cards, stories=stories)
                     fixing = time.monotonic()
                     if card.breaks and go_on is None and asked.new is None and not asked.fail_fast:
                         with progress_bar("looking for a fix") as progress:
                             advice = _advice(target, card, lab.server, progress)
                     fixing = time.monotonic() - fixing
-        card = remedied(out, card, target, advice, told=go_on is None)
+        card = remedied(out, card, target, advice, told=stories)
         print_summary(out, card, target, command, mend=go_on is None)
         came_of_it = ""
         if go_on is not None:

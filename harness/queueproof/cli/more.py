@@ -46,7 +46,8 @@ def _going_on(told: str, profile: opt.ProfileName, beyond: Beyond) -> Callable[.
         html: opt.Html = None,
         debug: opt.Traceback = False,
     ) -> int:
-        return judged(CheckOptions.of(locals()), beyond)
+        # What mends a queue stands below its verdicts, and not below all its stories.
+        return judged(CheckOptions.of(locals()), beyond, stories=beyond is not _mended)
 
     command.__doc__ = told
     return command
@@ -115,7 +116,7 @@ def _mend(asked: CheckOptions, out: Output, target: Queue, card: Card) -> str:
     extends = isinstance(target, SqlFileQueue) and target.own != target.whole
     shown = shlex.join(["queueproof", "show", target.name]) if extends else ""
     broken = [one.id for one in card.guarantees if one.verdict == "broken"]
-    out.say(f"Looking for a fix for {', '.join(broken)}. This takes minutes for each.\n")
+    out.say(f"Looking for a fix for {', '.join(broken)}. This may take minutes for each.\n")
     doing = f"0 of {len(broken)} mended"
     known: Mended | None = None
 
@@ -178,9 +179,9 @@ GOING_ON: Mapping[str, Callable[..., int]] = {
         """Look for a small change that fixes a queue.
 
         Checks the queue, tries known fixes, runs all checks on the fixed queue, and prints the best
-        fix as a diff. The file stays as it is. This takes minutes for each broken guarantee; Ctrl-C
-        prints what was found so far. The exit code is that of the file as it is: 1 if it is broken,
-        even if a fix was found.
+        fix as a diff. This may take minutes for each broken guarantee; Ctrl-C prints what was found
+        so far. The exit code judges your file, which is not changed: 1 if it is broken, even if a
+        fix was found.
         """,
         opt.ProfileName.quick,
         _mended,
@@ -197,8 +198,8 @@ GOING_ON: Mapping[str, Callable[..., int]] = {
     "accept": _going_on(
         """Mark today's breaks as known in the queue file, so that only new ones fail.
 
-        Writes a placeholder for each reason: replace it. The exit code is that of a check
-        afterwards: 0 if nothing else is open.
+        Writes a placeholder for each reason: replace it. Exits 0 if nothing else is
+        broken or inconclusive.
         """,
         opt.ProfileName.default,
         _accepted,

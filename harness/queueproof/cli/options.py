@@ -68,7 +68,7 @@ ProfileOrProjects: TypeAlias = Annotated[
 ]
 _SEED = "Random seed. The same seed and profile give the same verdict."
 Seed: TypeAlias = Annotated[int, _option(HOW, _SEED)]
-_FAIL_FAST = "Stop at the first break. The rest is not judged, and no fix is looked for."
+_FAIL_FAST = "Stop as soon as something breaks. The rest is not judged, and no fix is tried out."
 FailFast: TypeAlias = Annotated[bool, _option(HOW, _FAIL_FAST, "--fail-fast", metavar="")]
 _JOBS = "Divide the work among N processes. The result does not depend on it."
 Jobs: TypeAlias = Annotated[

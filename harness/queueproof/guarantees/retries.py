@@ -178,7 +178,7 @@ GUARANTEES = (
         id="final-state",
         called="a job that runs again, a job that runs twice, duplicate",
         sentence="A completed or failed job never runs again.",
-        why="finished work is done a second time, hours later",
+        why="finished work is done again, or a failed job counts as completed",
         source="https://github.com/riverqueue/river/issues/1302",
         wild=(
             "complete leaves the lease in place, and the recovery asks for old leases without "

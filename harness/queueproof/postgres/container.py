@@ -49,8 +49,8 @@ def start(watchdog: Watchdog, image: str, *, durable: bool) -> Started:
         container = DockerContainer(image)
     except DockerException as error:
         raise ServerUnavailableError(
-            f"Docker does not answer: {error}\nStart it (`docker info` must succeed),"
-            " or use --postgres embedded, which needs none."
+            "Docker does not answer: start it (`docker info` must succeed), or use --postgres"
+            f" embedded, which needs none.\nDocker's client says: {error}"
         ) from None
     password = secrets.token_hex(16)
     # the watchdog must know the name before there is anything of that name

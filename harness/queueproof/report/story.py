@@ -27,7 +27,7 @@ from queueproof.search.shrink import Failure
 
 LONG_ID = 12  # characters; longer ids, UUIDs for instance, are shown as job 1, job 2, ...
 SHOWN_JOBS = 3  # of those that a statement read
-SHOWN_SQL = 60  # characters of a statement in a step; the whole stands below the story
+SHOWN_SQL = 52  # characters of a statement in a step, two lines of a column; the whole is below
 _DEFINES = re.compile(
     r'^\s*CREATE\s+(?:OR\s+REPLACE\s+)?(?:FUNCTION|PROCEDURE)\s+(?P<name>[\w."]+)\s*\(',
     re.IGNORECASE | re.MULTILINE,
