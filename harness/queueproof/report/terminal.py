@@ -113,9 +113,9 @@ def print_remedy(out: Output, told: str, what: str = "it") -> None:
     """Print how what broke is fixed; in colours what a change takes out and what it writes."""
     for n, piece in enumerate(with_code(f"How to fix {what}: {told}")):
         if n % 2:
-            out.say(_coloured(f"\n{piece}\n"))
-        elif piece.strip():
-            out.prose(piece.strip())
+            out.say(_coloured(f"\n{piece}"))
+        elif words := piece.strip():
+            out.prose(f"\n{words}" if n else words)
     out.say()
 
 
