@@ -15,7 +15,15 @@ import pytest
 from queueproof.cli import run
 from queueproof.errors import QueueproofError
 from queueproof.report.badge import to_badge
-from queueproof.report.card import Break, Card, Judgement, MutantJudgement, Place, Verdict
+from queueproof.report.card import (
+    NOT_JUDGED,
+    Break,
+    Card,
+    Judgement,
+    MutantJudgement,
+    Place,
+    Verdict,
+)
 from queueproof.report.data import to_data
 from queueproof.report.draw import draw
 from queueproof.report.github import SUMMARY_BYTES, commands, to_summary
@@ -367,3 +375,12 @@ def test_a_badge_counts_each_verdict(verdicts: tuple[Verdict, ...], told: str) -
     texts = [text for text in root.itertext() if text.strip()]
     assert texts == [f'<a href="x">&.sql: {told}', "queueproof", told]
     assert badge.count("http") == 1  # the namespace
+
+
+def test_what_was_not_judged_is_counted_and_not_listed() -> None:
+    """A check that ended at a break has said nothing of the others."""
+    asked = [Judgement(name, "inconclusive", NOT_JUDGED) for name in ("order", "backoff")]
+    page = to_page([card(Judgement("fencing", "broken", "because", "story", "T"), *asked)])
+    assert "Not judged: the 2 other guarantees, because --fail-fast ended" in page
+    assert NOT_JUDGED not in page
+    assert ("queueproof replay q.sql fencing<" in page, "q.sql T<" in page) == (True, True)

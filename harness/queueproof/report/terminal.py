@@ -78,9 +78,8 @@ def print_card(
     else:
         for judgement in told:
             out.say(f"{judgement.id}: {judgement.verdict} ({judgement.reason})")
-    if left_out := len(card.guarantees) - len(told):
-        others = counted(left_out, "other guarantees")
-        out.prose(f"Not judged: the {others}, because --fail-fast ended the check at a break.")
+    if left_out := not_judged(card):
+        out.prose(left_out)
     if effort := tried(card):
         out.prose(effort)
     legend = Legend()
@@ -193,6 +192,13 @@ def print_story(out: Output, story: str) -> None:
     head, gap, rest = story.partition("\n\n")
     out.say(Text(head, style="bold"))
     out.say(gap[1:] + rest)
+
+
+def not_judged(card: Card) -> str:
+    """How many guarantees were left out, and why; empty where none was."""
+    others = counted(sum(one.left_out for one in card.guarantees), "other guarantees")
+    told = f"Not judged: the {others}, because --fail-fast ended the check at a break."
+    return told if any(one.left_out for one in card.guarantees) else ""
 
 
 def tried(card: Card) -> str:
