@@ -213,7 +213,7 @@ def test_the_drainer_is_explained_where_it_acts() -> None:
     """Who is no worker of the program is introduced, before the steps; its sweep is one line."""
     swept = (*does("recover"), *claim("job 1", limit=10))
     told = story(Turn("w1", claim("job 1")), Turn("drainer", swept))
-    assert "\n\ndrainer: when the workers are done it recovers, claims" in to_text(told)
+    assert "\n\ndrainer: at the end it recovers, claims" in to_text(told)
     assert steps(told).endswith("2  drainer: recover => nothing; claim, at most 10 [a] => job 1")
     assert "drainer" not in to_text(AGAIN)
 

@@ -33,7 +33,8 @@ app = typer.Typer(
     context_settings={"help_option_names": ["--help", "-h"]},
     epilog=(
         "`queueproof COMMAND --help` shows the options of a command, with examples. Begin with:\n\n"
-        "- `queueproof init jobs.sql`\n\n- `queueproof check jobs.sql --profile quick`"
+        "- `queueproof init jobs.sql --from-schema schema.sql`\n\n"
+        "- `queueproof check jobs.sql --profile quick`"
     ),
 )
 

@@ -73,8 +73,9 @@ def bench(
         typer.Option(
             metavar="JOBS/S",
             min=0,
-            help="An open loop: claims are due at this rate, and latency is measured from when a"
-            " claim was due. Uses 4 workers, batch 1 and 5 s unless other options say otherwise.",
+            help="Send claims at this rate, whether or not earlier ones have ended (an open loop)."
+            " Latency counts from when a claim was due. Uses 4 workers, batch 1 and 5 s unless"
+            " other options say otherwise.",
             show_default=False,
         ),
     ] = 0.0,

@@ -62,7 +62,7 @@ def init(
     typer.echo(f"Wrote {path}: a queue that works. Make it yours, and see what still holds:")
     if path.suffix == ".mjs":
         typer.echo("  npm install pg")
-    typer.echo(f"  queueproof check {shlex.quote(queue)}")
+    typer.echo(f"  queueproof check {shlex.quote(queue)} --profile quick")
 
 
 def _init_from(path: Path, source: str, table: str | None, where: Where) -> None:
@@ -98,7 +98,9 @@ def _init_from(path: Path, source: str, table: str | None, where: Where) -> None
         if proposed.asks:
             typer.echo(f"That constraint is: {proposed.asks}")
     first = "Make it yours" if proposed.rejected is None else "Mend that line first, make it yours"
-    typer.echo(f"{first}, and see what holds:\n  queueproof check {shlex.quote(str(path))}")
+    typer.echo(
+        f"{first}, and see what holds:\n  queueproof check {shlex.quote(str(path))} --profile quick"
+    )
 
 
 def _files(schema: Path, source: str) -> list[Path]:

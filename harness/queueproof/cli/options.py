@@ -53,7 +53,7 @@ _REQUIRE = "Exit 2 if one of these cannot be judged, for example because PgBounc
 Require: TypeAlias = Annotated[list[str] | None, _option(ASKED, _REQUIRE, metavar="ID,...")]
 _WITH = (
     "A second version of QUEUE: workers of both run at the same time, as in a rolling deploy. Its"
-    " schema is the same as QUEUE's, or a migration that changes QUEUE's tables."
+    " block `schema` is the same as QUEUE's, or a migration from it."
 )
 With: TypeAlias = Annotated[str | None, _option(ASKED, _WITH, "--with", metavar="FILE")]
 _PROFILE = (

@@ -32,7 +32,8 @@ def replay(
     story: Annotated[
         str,
         typer.Argument(
-            metavar="NAME|TOKEN", help="The story's name in the last check, or its token."
+            metavar="NAME|TOKEN",
+            help="The break: its name in the last check (fencing.2), or its token from a report.",
         ),
     ],
     *,

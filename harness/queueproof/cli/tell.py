@@ -56,7 +56,7 @@ def tell(
         known = nearest(topic, _TOPICS) or f"; topics: {', '.join(_TOPICS)}"
         raise QueueproofError(f"no part of the reference, and no command: {topic}{known}")
     if topic is None:
-        typer.echo("Parts of the reference, each printed by queueproof help TOPIC:")
+        typer.echo("Parts of the reference, each printed by queueproof help TOPIC (or COMMAND):")
         for known, (what, *_) in _TOPICS.items():
             typer.echo(f"{known:<12} {what}")
         return

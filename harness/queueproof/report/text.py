@@ -71,8 +71,8 @@ _PAYLOADS: Mapping[PayloadKind, str] = {
     "large": "a payload of 10,000 characters",
 }
 _ROLES: Mapping[str, str] = {
-    "drainer": "when the workers are done it recovers, claims and completes what is left, and lets"
-    " time pass, so that it is seen what becomes of each job",
+    "drainer": "at the end it recovers, claims and completes all that is left, and lets time pass,"
+    " to see what becomes of each job",
     "promoter": "makes due jobs claimable, as the queue's own scheduler does",
     "nemesis": "brings the faults",
     "janitor": "removes finished jobs, as the queue's own cleanup does",
