@@ -335,7 +335,17 @@ HOLDER = (
 )
 
 
+AMONG = """
+UPDATE jobs SET status = 'running'
+WHERE id IN (SELECT id FROM jobs WHERE due IS NULL LIMIT 9) RETURNING id;"""
+
+
 MADE = {
+    "once": (
+        "non-blocking",
+        {"claim": AMONG},
+        "= ANY (ARRAY(SELECT id FROM jobs WHERE due IS NULL LIMIT 9\n  FOR UPDATE SKIP LOCKED))",
+    ),
     "listed": ("final-state", {"claim": LISTED}, "WHERE id = ANY (:ids) AND ended IS NULL"),
     "of another table": ("single-claim", {"claim": JOINED}, "FOR UPDATE OF j SKIP LOCKED"),
     "of all": ("no-starvation", {"claim": WHOLE_JOIN}, "FOR UPDATE OF j SKIP LOCKED"),
@@ -426,6 +436,9 @@ def test_a_remedy_knows_the_states_by_the_list_of_jobs(tmp_path: Path) -> None:
     parks = draft.text.replace("THEN 'new' ELSE 'dead'", "THEN 'dead' ELSE 'parked'")
     waits = parks.replace("ELSE 'running'", "WHEN 'taken' THEN 'running' ELSE 'queued'")
     assert Draft(waits, "q.sql").jobs.states["failed"] == "'dead'"
+    asks = draft.text.replace("n < 3", "n < 3 AND at > now() - interval '1 h'")
+    asks = asks.replace("WHEN 'dead' THEN 'failed' ELSE 'running'", "ELSE 'failed'")
+    assert Draft(asks, "q.sql").jobs.states["failed"] == "'dead'"
 
 
 @pytest.mark.parametrize(

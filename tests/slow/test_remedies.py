@@ -60,12 +60,13 @@ NEVER_BEAT = CAMEL.format(beat='"beatAt" = NULL,', names=", try", same=' AND "tr
 BY_NAME = CAMEL.format(beat='"beatAt" = now(),', names="", same="")
 
 
-def advised(server: Server, path: Path, guarantee: str) -> dict[str, str]:
-    """What is advised where a file breaks a guarantee."""
+def advised(server: Server, path: Path, *guarantees: str) -> dict[str, str]:
+    """What is advised where a file breaks guarantees."""
     queue = load(path)
     with open_lab(queue, server) as lab:
-        card = check_queue(lab, select([guarantee]), seed=0, profile="quick", fail_fast=True)
-    assert [one.verdict for one in card.guarantees] == ["broken"]
+        alone = len(guarantees) == 1
+        card = check_queue(lab, select(guarantees), seed=0, profile="quick", fail_fast=alone)
+    assert {one.verdict for one in card.guarantees} == {"broken"}
     found = advise(queue, card, server, lambda _what, _done: None)
     return {name: one.text for name, one in found.items()}
 
@@ -94,6 +95,17 @@ def test_the_line_is_told(
     assert advice in told
     assert " (q.sql:" in told.partition("```diff")[0]
     assert "this break is gone. `queueproof mend` also checks that nothing else breaks." in told
+
+
+def test_one_change_is_told_for_the_breaks_that_it_ends(tmp_path: Path, server: Server) -> None:
+    """A claim that locks nothing breaks two guarantees; the lock is told for both."""
+    path = tmp_path / "q.sql"
+    beginning = "the outer scan.\nWHERE id = ANY (ARRAY(", "the outer scan.\nWHERE id IN ("
+    end = "what others hold.\n  FOR UPDATE SKIP LOCKED\n))", "what others hold.\n)"
+    path.write_text(reference(*beginning, *end))
+    told = advised(server, path, "single-claim", "non-blocking")
+    assert told["single-claim"] == told["non-blocking"]
+    assert "Add FOR UPDATE SKIP LOCKED to claim, and write = ANY (ARRAY(…))" in told["non-blocking"]
 
 
 def test_what_an_author_wrote_stays(server: Server) -> None:
