@@ -53,11 +53,13 @@ def now_and_then(doing: str) -> Iterator[Callable[[str, float | None], None]]:
         while not done.wait(QUIET_SECONDS):
             say(f"after {time.monotonic() - began:.0f} s: {now}", Exit.HOLDS)
 
-    threading.Thread(target=speak, daemon=True).start()
+    speaker = threading.Thread(target=speak, daemon=True)
+    speaker.start()
     try:
         yield note
     finally:
         done.set()
+        speaker.join(QUIET_SECONDS)  # a line that it is about to say comes before what is said next
 
 
 @contextmanager
