@@ -343,8 +343,7 @@ class Examination:
         # Whoever asks for a part of a check is to hear what a whole one says.
         asking = self._headway
         told = f"whether {broken} breaks without that as well"
-        left = self._searches([broken], self._searched)
-        self._go_through(left, lambda _what, done: asking.progress(told, done))
+        self.go_on([broken], lambda _what, done: asking.progress(told, done))
         self._headway = asking
         return broken in found.failures or broken in found.errors
 
