@@ -61,7 +61,7 @@ BY_NAME = CAMEL.format(beat='"beatAt" = now(),', names="", same="")
 
 
 def advised(server: Server, path: Path, *guarantees: str) -> dict[str, str]:
-    """What is advised where a file breaks guarantees."""
+    """The advice where a file breaks guarantees, by their ids."""
     queue = load(path)
     with open_lab(queue, server) as lab:
         alone = len(guarantees) == 1

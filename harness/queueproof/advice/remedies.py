@@ -16,9 +16,9 @@ from queueproof.advice.maker import Jobs
 from queueproof.advice.reading import Draft
 from queueproof.advice.search import Advice, source
 from queueproof.errors import Aside, QueueproofError
-from queueproof.examine.replay import Replayed
 from queueproof.queues.model import Queue
 from queueproof.report.card import Card, Judgement, Place
+from queueproof.report.story import Told
 from queueproof.report.text import remedy
 
 _CAUSES = tomllib.loads(files(__package__).joinpath("causes.toml").read_text("utf-8"))["cause"]
@@ -47,7 +47,8 @@ def with_remedies(
     for one in card.guarantees:
         told = remedy(one.id, one.told, queue.offers) if one.stories else None
         with aside(f"what mends {one.id}, in the queue's own names"):
-            told = remedy_of(one, queue) if one.stories else None
+            story = f"{one.reason}\n{one.story}"
+            told = remedy_of(one.id, one.told, story, queue) if one.stories else None
         if told and advice and one.id in advice:
             own = advice[one.id]
             told = own.text if own.adds else f"{own.text} In general: {told}"
@@ -91,22 +92,22 @@ def _draft(queue: Queue) -> Draft | None:
         return None
 
 
-def remedy_of(broken: Judgement | Replayed, queue: Queue) -> str:
-    """How a guarantee is kept, in the queue's own names, as far as its SQL and the story tell.
+def remedy_of(guarantee: str, told: Told | None, story: str, queue: Queue) -> str:
+    """The way to keep a guarantee, in a queue's own names, as far as its SQL and the story tell.
 
     Args:
-        broken: The story: of a check, or one that was run again.
-        queue: The queue.
+        guarantee: Its id.
+        told: The story as data, where there is one.
+        story: The same as text.
+        queue: The queue that breaks it.
     """
     draft = _draft(queue)
-    guarantee = broken.id if isinstance(broken, Judgement) else broken.guarantee
-    general = remedy(guarantee, broken.told, queue.offers)
+    general = remedy(guarantee, told, queue.offers)
     if draft is None:
         return general
     text = _renamed(general, draft)
-    reason = broken.reason if isinstance(broken, Judgement) else ""
-    if told := cause_of(guarantee, draft, f"{reason}\n{broken.story}"):
-        return f"{told} In general: {text}"  # it stands there, and may still not be what breaks it
+    if cause := cause_of(guarantee, draft, story):
+        return f"{cause} In general: {text}"  # it stands there, and may still not be what breaks it
     index = re.search(r"CREATE INDEX ON ([\w.]+)", text)
     if index and _is_view(index[1], draft):
         return (

@@ -285,7 +285,7 @@ def _ends(ask: Callable[[str], Outcome], fix: Fix) -> bool:
 
 
 def _first(judgement: Judgement) -> bool:
-    """What comes first: who passes by what others hold does not take it twice either."""
+    """Sorts waits first: a claim that passes by what others hold does not take it twice either."""
     return judgement.id != "non-blocking"
 
 

@@ -101,7 +101,7 @@ def _replayed(target: Queue, token: str, where: opt.Where, export: Path | None) 
         out.say(f"It is accepted, because the queue declares it as known: {replayed.accepted}")
     else:
         out.say()
-        print_remedy(out, remedy_of(replayed, target))
+        print_remedy(out, remedy_of(guarantee, replayed.told, replayed.story, target))
         again[1:2] = ["mend"]
         print_next(out, guarantee, shlex.join(again) if isinstance(target, SqlFileQueue) else "")
     if export is not None:

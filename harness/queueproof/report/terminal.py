@@ -195,7 +195,7 @@ def print_story(out: Output, story: str) -> None:
 
 
 def not_judged(card: Card) -> str:
-    """How many guarantees were left out, and why; empty where none was."""
+    """The sentence on guarantees that were left out; empty where none was."""
     others = counted(sum(one.left_out for one in card.guarantees), "other guarantees")
     told = f"Not judged: the {others}, because --fail-fast ended the check at a break."
     return told if any(one.left_out for one in card.guarantees) else ""
