@@ -55,7 +55,6 @@ def end_on(numbers: Iterable[int], told: Callable[[int], NoReturn]) -> None:
     """Have signals end the process within `STOP` seconds, whatever it is doing then.
 
     Args:
-        numbers: The signals.
         told: Called in the main thread with the one that came; it raises a KeyboardInterrupt.
     """
     numbers = frozenset(numbers)
@@ -104,7 +103,6 @@ def interrupted(act: Callable[[], T], seconds: float, error: Exception) -> T:
     Ticks are counted, and not the clock: it goes on while this process is stopped, or asleep.
 
     Args:
-        act: Runs it.
         seconds: How long it may take; in the main thread, where alone it can be interrupted.
         error: Raised in its midst then, and with each tick after it, lest the code swallows it.
     """

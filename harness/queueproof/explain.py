@@ -57,9 +57,6 @@ def defects(guarantee: str) -> list[Defect]:
 
     The one that its record names as an example comes first, and then those with the fewest changed
     lines.
-
-    Args:
-        guarantee: Its id.
     """
     folder = Path(str(files("queueproof.strategies")))
     found = []
@@ -126,7 +123,6 @@ def explain(guarantee: Guarantee, width: int = WIDTH) -> str:
     """All that there is to say of a guarantee, for a terminal.
 
     Args:
-        guarantee: The guarantee.
         width: Characters of a line of prose; SQL and names keep their lines.
     """
     told = [f"{guarantee.id}: {guarantee.sentence}"]
@@ -144,8 +140,6 @@ def filled(text: str, width: int, indent: int = 0) -> str:
     """Prose in lines that end at words.
 
     Args:
-        text: The prose.
-        width: Characters of a line.
         indent: By how many the lines after the first are indented.
     """
     return textwrap.fill(

@@ -81,11 +81,7 @@ class Limit:
     stopped by Ctrl-Z or a debugger, say. What it waits for may have had no chance either.
 
     Args:
-        seconds: How long it may take.
         what: What is waited for, such as `PostgreSQL to answer`; or what says it.
-
-    Raises:
-        StoppedError: The run is to stop.
     """
 
     def __init__(self, seconds: float, what: str | Callable[[], str]) -> None:
@@ -102,11 +98,7 @@ class Limit:
         return self._what if isinstance(self._what, str) else self._what()
 
     def is_over(self) -> bool:
-        """Whether it has been waited as long as may be.
-
-        Raises:
-            StoppedError: The run is to stop.
-        """
+        """Whether it has been waited as long as may be."""
         now = time.monotonic()
         if now >= ending.at():
             raise StoppedError(f"stopped while it waited for {self.what}")
@@ -116,15 +108,7 @@ class Limit:
         return now >= self._ends
 
     def left(self, at_most: float = SLICE) -> float:
-        """For how many seconds to wait before this is asked again.
-
-        Args:
-            at_most: So many.
-
-        Raises:
-            LimitError: The limit is reached.
-            StoppedError: The run is to stop.
-        """
+        """For how many seconds to wait before this is asked again."""
         if self.is_over():
             raise LimitError(f"waited {self.seconds:g} s for {self.what}")
         now = time.monotonic()
@@ -134,17 +118,7 @@ class Limit:
 
 
 def until(condition: Callable[[], bool], seconds: float, what: str, *, look: float = 0.001) -> None:
-    """Wait until something is so, and ask again and again.
-
-    Args:
-        condition: Asked with ever longer pauses.
-        seconds: How long at most.
-        what: What is waited for.
-        look: The first pause.
-
-    Raises:
-        LimitError: It did not become so.
-    """
+    """Wait until something is so, and ask again and again."""
     if condition():
         return
     limit = Limit(seconds, what)
@@ -154,16 +128,7 @@ def until(condition: Callable[[], bool], seconds: float, what: str, *, look: flo
 
 
 def answer_of(program: Path | str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """Ask a program a question, such as for its version; nothing that it began stays.
-
-    Args:
-        program: The user's own.
-        *arguments: The question.
-
-    Raises:
-        LimitError: It does not answer.
-        OSError: It cannot be run.
-    """
+    """Ask a program a question, such as for its version; nothing that it began stays."""
     asked = [str(program), *arguments]
     with subprocess.Popen(  # noqa: S603 - a program that the user installed
         asked,
@@ -185,12 +150,7 @@ def answer_of(program: Path | str, *arguments: str) -> subprocess.CompletedProce
 
 
 def ended(process: subprocess.Popen[Any], seconds: float) -> bool:
-    """Whether a process ends, and is reaped, within some seconds, or `GRACE`.
-
-    Args:
-        process: Started by us.
-        seconds: How long it is waited for.
-    """
+    """Whether a process ends, and is reaped, within some seconds, or `GRACE`."""
     with suppress(LimitError):
         until(lambda: process.poll() is not None, seconds, "a process")
     return process.returncode is not None
@@ -200,7 +160,6 @@ def readable(fd: int, seconds: float) -> bool:
     """Wait up to some seconds, to the microsecond, until a file descriptor can be read.
 
     Args:
-        fd: The file descriptor.
         seconds: How long it is waited for; 0 looks once.
     """
     if fd < _SELECTS:
@@ -213,11 +172,7 @@ def readable(fd: int, seconds: float) -> bool:
 def contents(path: Path) -> bytes:
     """The bytes of a file; whoever writes into a pipe or a device may be slow, but not silent.
 
-    Args:
-        path: The file.
-
     Raises:
-        LimitError: Nobody writes.
         OSError: It cannot be read, or is longer than `LARGEST` bytes.
     """
     found = bytearray()
@@ -241,11 +196,7 @@ def contents(path: Path) -> bytes:
 def text(path: Path) -> str:
     """The text of a file that somebody names, with the limits of `contents`.
 
-    Args:
-        path: The file.
-
     Raises:
-        LimitError: Nobody writes.
         QueueproofError: It cannot be read, is too long, or is not UTF-8.
     """
     try:
@@ -322,12 +273,7 @@ def flush(pgconn: PGconn, limit: Limit, meanwhile: Meanwhile | None = None) -> N
     """Wait until the server has taken what is sent.
 
     Args:
-        pgconn: Of libpq.
-        limit: How long it may take.
         meanwhile: Called again and again while it waits.
-
-    Raises:
-        LimitError: It took longer.
     """
     while pgconn.flush():
         _ready(pgconn.socket, Wait.RW, limit, meanwhile)
@@ -343,9 +289,6 @@ def answer(
     """The last result of what was sent, as PQexec would give it; None of a broken connection.
 
     Args:
-        pgconn: The connection.
-        seconds: How long to wait.
-        what: As for a `Limit`.
         meanwhile: What to do while it is waited for.
 
     Raises:

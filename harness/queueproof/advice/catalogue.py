@@ -37,12 +37,7 @@ class Fix(NamedTuple):
 
 
 def fixes(draft: Draft, guarantee: str) -> list[Fix]:
-    """Every safe form that differs from what stands in a file, and still takes what that takes.
-
-    Args:
-        draft: The file.
-        guarantee: What is to be mended.
-    """
+    """Every safe form that differs from what stands in a file, and still takes what that takes."""
     found: dict[str, Fix] = {}
     for what, block, edits, last in _offers(draft, guarantee):
         text = _relisted(applied(draft.text, edits), block)
@@ -54,12 +49,7 @@ def fixes(draft: Draft, guarantee: str) -> list[Fix]:
 
 
 def changed(before: str, after: str) -> int:
-    """The number of lines that differ, one that was edited counted once.
-
-    Args:
-        before: The text of the file.
-        after: The text of the mended file.
-    """
+    """The number of lines that differ, one that was edited counted once."""
     lines = list(unified_diff(before.splitlines(), after.splitlines(), n=0, lineterm=""))[2:]
     signs = [line[0] for line in lines]
     return max(signs.count("+"), signs.count("-"))

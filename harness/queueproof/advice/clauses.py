@@ -211,22 +211,12 @@ def prefix_of(node: exp.Expr) -> str:
 
 
 def mentions(part: exp.Expr, column: Column) -> bool:
-    """True where a condition is about a column.
-
-    Args:
-        part: A condition.
-        column: The column.
-    """
+    """True where a condition is about a column."""
     return any(one.name == column.name for one in part.find_all(exp.Column))
 
 
 def is_test(part: exp.Expr, clause: Clause) -> bool:
-    """True where a condition is just that a column has a value.
-
-    Args:
-        part: A condition.
-        clause: The column and its value.
-    """
+    """True where a condition is just that a column has a value."""
     return (
         clause.sign == "="
         and isinstance(part, exp.EQ)
@@ -239,9 +229,7 @@ def added(parsed: Parsed, node: exp.Expr, *asked: str) -> Edit | None:
     """The edit that adds conditions to a query, laid out as those that it has.
 
     Args:
-        parsed: The statement.
         node: A query or a change in it.
-        asked: The conditions.
     """
     where = node.args.get("where")
     if where is None:
@@ -255,13 +243,7 @@ def added(parsed: Parsed, node: exp.Expr, *asked: str) -> Edit | None:
 
 
 def assigned(parsed: Parsed, update: exp.Expr, clause: Clause) -> Edit | None:
-    """The edit by which an UPDATE gives a column a value; None where it does.
-
-    Args:
-        parsed: The statement.
-        update: The UPDATE.
-        clause: The column and its value.
-    """
+    """The edit by which an UPDATE gives a column a value; None where it does."""
     for part in update.expressions:
         if part.this.name == clause.column.name:
             span = parsed.span(part)
@@ -280,10 +262,7 @@ def rewritten(text: str, pattern: str, new: str, start: int = 0) -> list[Edit]:
     """The edits that put one text in for another wherever it stands.
 
     Args:
-        text: Where.
-        pattern: A regular expression.
         new: What stands there then; it may name the pattern's groups.
-        start: Where the text begins.
     """
     found = re.finditer(pattern, text)
     return [Edit(Span(*m.span()), m.expand(new)).moved(start) for m in found]

@@ -28,9 +28,6 @@ class Proposal:
     """A queue file for a table.
 
     Args:
-        table: Of the jobs.
-        tables: All, by oid.
-        others: That it might be as well.
         include: The schema's files, from where the queue file will stand, as TOML has a list.
 
     Attributes:

@@ -584,12 +584,7 @@ class Form(NamedTuple):
     last: bool = False
 
     def fits(self, guarantee: str, block: str) -> bool:
-        """True where it may mend a guarantee in a block.
-
-        Args:
-            guarantee: The guarantee.
-            block: The block's name.
-        """
+        """True where it may mend a guarantee in a block."""
         return guarantee in self.mends.split() and (not self.blocks or block in self.blocks.split())
 
 

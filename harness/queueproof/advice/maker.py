@@ -109,8 +109,6 @@ class Jobs:
         earlier than it says where it is written, and never later where it is compared.
 
         Args:
-            column: The column.
-            later: What is added to the time.
             written: Whether it is written; else it is compared.
         """
         if column.family == "timestamp":
@@ -195,7 +193,6 @@ class Jobs:
 
         Args:
             queue: Whether it is of one queue.
-            urgent: As for `order`.
         """
         keys = [f"{self['queue']}"] if queue and self["queue"] else []
         free = " AND ".join(map(str, self.is_in("queued")))
@@ -208,7 +205,6 @@ class Jobs:
         """The assignments that make a job queued, running, completed or failed.
 
         Args:
-            state: Which.
             if_spent: Only a job that has no attempt left; another one is queued.
         """
         sets = []

@@ -89,9 +89,6 @@ class MutatedQueue(SqlFileQueue):
 def mutants_of(queue: Queue) -> Mutants:
     """Plant every defect that there is an operator for, one at a time.
 
-    Args:
-        queue: From an SQL file.
-
     Raises:
         QueueproofError: It is not, or the file with its equivalent mutants is no good.
     """

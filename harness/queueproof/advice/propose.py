@@ -52,11 +52,9 @@ def propose(
     """Write a queue file for a schema, and use every operation of it once.
 
     Args:
-        path: Where the file will stand.
         schema: The files with the schema, in their order.
         table: Of the jobs; None: that which looks like it.
         postgres: The server, as `open_server` takes it.
-        trust: The same.
 
     Raises:
         QueueproofError: The schema cannot be installed, or no table in it is one of jobs.

@@ -156,11 +156,7 @@ class Draft:
                 yield from site.parsed.tree.find_all(*kinds)
 
     def written(self, *blocks: str) -> Iterator[tuple[str, exp.Expr]]:
-        """The assignments of blocks, one after the other: a column's name and the value.
-
-        Args:
-            blocks: Their names.
-        """
+        """The assignments of blocks, one after the other: a column's name and the value."""
         for block in blocks:
             for update in self._of(block, exp.Update):
                 yield from ((part.this.name, part.expression) for part in update.expressions)
@@ -353,7 +349,6 @@ def is_of(node: exp.Expr, table: str) -> bool:
 
     Args:
         node: An UPDATE or a DELETE, or a query's FROM.
-        table: The table.
     """
     return isinstance(node.this, exp.Table) and node.this.name == table
 
@@ -387,7 +382,6 @@ def _claimed(update: exp.Expr, whole: exp.Expr) -> dict[str, str]:
     """The columns that a claim writes, by what it writes there.
 
     Args:
-        update: What it sets.
         whole: The statement that names the table and answers: the UPDATE, or the MERGE round it.
     """
     found: dict[str, str] = {}

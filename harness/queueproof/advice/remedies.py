@@ -38,8 +38,6 @@ def with_remedies(
     """A card that says how each broken guarantee is kept, in the queue's own names.
 
     Args:
-        card: Of the queue.
-        queue: The queue.
         aside: Tells why a remedy keeps the names of the reference.
         advice: What to write in its file, by guarantee.
     """
@@ -96,10 +94,7 @@ def remedy_of(guarantee: str, told: Told | None, story: str, queue: Queue) -> st
     """The way to keep a guarantee, in a queue's own names, as far as its SQL and the story tell.
 
     Args:
-        guarantee: Its id.
         told: The story as data, where there is one.
-        story: The same as text.
-        queue: The queue that breaks it.
     """
     draft = _draft(queue)
     general = remedy(guarantee, told, queue.offers)
@@ -125,9 +120,7 @@ def cause_of(guarantee: str, draft: Draft, story: str = "") -> str | None:
     """The remedy for what a file's SQL has, if that breaks the guarantee.
 
     Args:
-        guarantee: The guarantee.
         draft: The file that breaks it; functions count as part of the block that calls them.
-        story: How it was broken.
     """
     for cause in _CAUSES:
         told = re.search(cause.get("because", ""), story)

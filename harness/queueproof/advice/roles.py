@@ -145,7 +145,6 @@ def choose(tables: Iterable[Table], name: str | None) -> tuple[Table, list[Table
     """The table of the jobs, and those that it might be as well, the likeliest first.
 
     Args:
-        tables: All that there are.
         name: Which one the user says; None: that which looks like it most.
 
     Raises:
@@ -181,12 +180,7 @@ class States:
 
 
 def states_of(table: Table, status: Column) -> States:
-    """Read an enum's labels, a CHECK's values, a comment, and what indexes and DEFAULT name.
-
-    Args:
-        table: Of the jobs.
-        status: Its column for their states.
-    """
+    """Read an enum's labels, a CHECK's values, a comment, and what indexes and DEFAULT name."""
     values, closed = values_of(status), True
     numbered = dict(_NUMBERED.findall(status.comment)) if status.family == "int" else {}
     default = re.match(r"'([^']*)'|(\d+)$", status.default)
@@ -239,7 +233,6 @@ def _word(told: str, known: Sequence[str]) -> str:
 
     Args:
         told: Its name, or what a comment says of its number.
-        known: Words, with underscores.
     """
     told = re.sub(r"\(.*", "", told).strip()
     spoken = [told, *told.split(" ")[:: max(1, told.count(" "))]]  # first and last word of a phrase

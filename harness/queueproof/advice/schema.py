@@ -76,12 +76,7 @@ def _sampled(connection: psycopg.Connection[Any], column: Column) -> Column:
 
 
 def constraint_of(lab: Lab, name: str) -> str:
-    """The words of a CHECK, as the server tells it; empty where there is none of that name.
-
-    Args:
-        lab: Where the schema is installed.
-        name: Of the constraint.
-    """
+    """The words of a CHECK, as the server tells it; empty where there is none of that name."""
     rows = lab.execute(_CONSTRAINT.format(Literal(name).as_string(None)))
     return str(rows[0][0]) if rows else ""
 
@@ -91,9 +86,6 @@ def dump(dsn: str) -> str:
 
     Args:
         dsn: Of the database. Its password is in no process' list of arguments.
-
-    Raises:
-        QueueproofError: pg_dump says why it cannot.
     """
     parts = conninfo_to_dict(dsn)
     password = parts.pop("password", None)

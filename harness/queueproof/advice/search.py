@@ -180,10 +180,6 @@ def mend(
     """Look for a small change of a queue's own SQL that mends what is broken.
 
     Args:
-        queue: From an SQL file.
-        card: Its verdicts.
-        postgres: As for `open_server`.
-        trust: The same.
         profile: As for `check_queue`, of the last check.
         jobs: The same; twice as many processes try candidates, as each waits for the server half
             the time.
@@ -223,9 +219,6 @@ def advise(
 
     Args:
         queue: Any; there is nothing to say of one that is no SQL file.
-        card: Its verdicts.
-        server: Where they were found.
-        progress: Told what is looked for.
     """
     broken = [one for one in card.guarantees if one.verdict == "broken"]
     if not (broken and isinstance(queue, SqlFileQueue)):
@@ -264,7 +257,6 @@ def _ending_it(
     """The forms with which a story does not happen, each as small as still ends it.
 
     Args:
-        text: The file.
         forms: By `ranked`.
         ask: Has a file judged by the story.
         budget: One for each form that may still be tried.
@@ -299,7 +291,6 @@ def first_line(before: str, after: str) -> int:
     """The first line of a text that another one changes, or that it adds lines behind; from 1.
 
     Args:
-        before: The text.
         after: The other one; of the same text it is 0.
     """
     return next((at + (upto > at) for at, upto, _, _ in _differing(before, after)), 0)
@@ -317,8 +308,6 @@ def said(before: str, fix: Fix, name: str) -> str:
     """A form in words, and the lines to take out and to write where they are few.
 
     Args:
-        before: The file's text.
-        fix: The form.
         name: Of the file; empty where the text is not all in it: `what` names the block.
     """
     old, new = before.splitlines(), fix.text.splitlines()
@@ -347,8 +336,6 @@ def ranked(draft: Draft, guarantee: str, blocks: Collection[str]) -> list[tuple[
     """The safe forms for a guarantee, the likeliest first, and which are about its columns.
 
     Args:
-        draft: The file.
-        guarantee: What is to be mended.
         blocks: Those that take part in the story; none where they are not known.
     """
     mine = {*blocks, "schema"}
@@ -695,13 +682,7 @@ def _acting(failure: Failure) -> frozenset[str]:
 
 
 def as_diff(before: str, after: str, path: str) -> str:
-    """A unified diff that `git apply` and `patch -p1` take where the file's path leads to it.
-
-    Args:
-        before: The text of the file.
-        after: The text of the mended file.
-        path: The file.
-    """
+    """A unified diff that `git apply` and `patch -p1` take where the file's path leads to it."""
     name = os.path.relpath(path)
     found = unified_diff(
         before.splitlines(keepends=True), after.splitlines(keepends=True), f"a/{name}", f"b/{name}"

@@ -26,13 +26,6 @@ def judge(
 ) -> Generator[Card]:
     """See which mutants are found by a check of the guarantees that the queue itself keeps.
 
-    Args:
-        mutants: Of the queue.
-        card: The queue's own.
-        postgres: As for `open_server`.
-        trust: The same.
-        profile: As for `check_queue`.
-
     Yields:
         The card without a mutant, and then each time with one more on it.
 

@@ -148,15 +148,12 @@ def measure(
     beginning with another one, so that a machine that slows down slows all of them.
 
     Args:
-        plan: What is to be measured.
-        setting: Where and how.
         endure: Seconds of each phase of endurance, without rounds; 0: none.
         rounds: How often each is measured; figures are medians. With 0 only counters are read.
 
     Raises:
         QueueError: A queue cannot be measured; the message says why.
         BenchError: A number is out of range.
-        ServerUnavailableError: There is no server.
     """
     rounds = 0 if endure else rounds
     refuse_plan(plan, setting, rounds=rounds, endure=endure)

@@ -33,11 +33,7 @@ class Budget(NamedTuple):
 
     @classmethod
     def of(cls, text: str) -> Self:
-        """Read `90`, `90s`, or `30 rounds`.
-
-        Raises:
-            BenchError: It is neither.
-        """
+        """Read `90`, `90s`, or `30 rounds`."""
         found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*(s|seconds?|r|rounds?)?\s*", text)
         if not found or not float(found[1]):
             raise BenchError(
@@ -66,7 +62,6 @@ def compare(
     Args:
         plan: Two queues under a load; the same one twice shows what the machine's noise does.
         setting: Where and how; a rate has no place in it.
-        budget: When to stop unsure.
         seed: Of the order within the rounds, and of the bootstrap.
 
     Returns:
@@ -75,7 +70,6 @@ def compare(
     Raises:
         QueueError: One of the queues cannot be measured; the message says why.
         BenchError: There are not two queues, or a number is out of range.
-        ServerUnavailableError: There is no server.
     """
     shape, queues = plan
     if len(queues) != 2:  # noqa: PLR2004

@@ -130,11 +130,7 @@ class BenchReport:
 
     @classmethod
     def from_json(cls, text: str) -> BenchReport:
-        """Read what `to_json` wrote.
-
-        Raises:
-            BenchError: It is something else.
-        """
+        """Read what `to_json` wrote."""
         try:
             content = json.loads(text)
             own = content["queueproof"]

@@ -17,11 +17,7 @@ SHARES = {"p50": 50.0, "p95": 95.0, "p99": 99.0, "p99.9": 99.9, "max": 100.0}  #
 
 
 def empty() -> HdrHistogram:
-    """A histogram of microseconds.
-
-    Raises:
-        BenchError: The library is not installed.
-    """
+    """A histogram of microseconds."""
     try:
         from hdrh.histogram import HdrHistogram  # noqa: PLC0415 - an extra, for open loops alone
     except ImportError:

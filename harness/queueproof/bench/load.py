@@ -302,7 +302,6 @@ def fill(
     Raises:
         NotApplicableError: The queue has no such claim.
         QueueError: The server rejected the schema, or the text of a block.
-        RejectedError: The server rejected an enqueue.
     """
     for statement in queue.blocks["schema"].statements:
         try:

@@ -63,7 +63,6 @@ class Pool:
         """Let so many workers connect and prepare their statements; they then wait for `work`.
 
         Raises:
-            QueueError: The server rejected something.
             WorkerLostError: A worker died or did not answer.
         """
         self._conninfo, self._load = conninfo, load
@@ -90,7 +89,6 @@ class Pool:
             When the measurement began, by `time.monotonic`, and what each did.
 
         Raises:
-            QueueError: The server rejected something.
             WorkerLostError: A worker died or did not answer.
         """
         warm_up = self._load.warm_up

@@ -102,7 +102,6 @@ def answers(report: BenchReport, why: Mapping[str, str] = NO_REASONS) -> list[st
     """The figures in a few sentences: who does most, or the others beside the first queue; why.
 
     Args:
-        report: The figures.
         why: By queue, the reason that stands behind the sentence on it.
     """
     if report.method.get("pace", {}).get("rate"):
@@ -249,9 +248,6 @@ def markdown(
     """The report as a Markdown page.
 
     Args:
-        report: The figures.
-        chart: Its address.
-        more: Further answers on these queues.
         why: By queue, the reason that stands behind the answer on it.
     """
     parts = ["# Throughput: claim to completion"]
@@ -322,11 +318,7 @@ def section(written: str, name: str) -> Section:
 
 
 def svg(report: BenchReport) -> str:
-    """The chart.
-
-    Raises:
-        BenchError: vl-convert is not installed.
-    """
+    """The chart."""
     return str(_charts().svg(report))
 
 

@@ -172,11 +172,7 @@ class LoadSession:
         self.check(self._answer(sql))
 
     def prepare(self, script: Script) -> None:
-        """Prepare every command of a script.
-
-        Raises:
-            RejectedError: The server rejected one.
-        """
+        """Prepare every command of a script."""
         for command in script.commands:
             self.pgconn.send_prepare(command.name, command.sql, command.types)
             self.check(self._answer(command.sql), command.where)
@@ -220,7 +216,6 @@ class LoadSession:
 
         Raises:
             Retryable: An error that means "nothing this time"; the transaction is rolled back.
-            RejectedError: Any other error.
         """
         answer: PGresult | None = None
         changed = 0
@@ -263,7 +258,6 @@ class LoadSession:
 
         Raises:
             Retryable: It means "nothing this time"; an open transaction is to be rolled back.
-            RejectedError: Any other error.
         """
         if result.status in {_DONE, _ROWS}:
             return

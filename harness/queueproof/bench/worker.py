@@ -212,11 +212,7 @@ class SqlWorker(Worker):
     def __init__(
         self, session: LoadSession, load: Load, number: int, accepted: MutableSequence[int]
     ) -> None:
-        """Prepare the statements of a load over its connection, and start; else as `Worker`.
-
-        Raises:
-            RejectedError: The server rejected a statement.
-        """
+        """Prepare the statements of a load over its connection, and start; else as `Worker`."""
         super().__init__(number, load.jobs, accepted, standing=load.standing)
         self._session = session
         self._load = load
@@ -247,9 +243,6 @@ class SqlWorker(Worker):
 
         What is claimed by then is completed: no job is left in a worker's hands. Both times are
         of `time.monotonic`; before the beginning is the warm-up.
-
-        Raises:
-            RejectedError: The server rejected a statement.
         """
         server_cpu = server_seconds(self._session)
         if time.monotonic() < begin:

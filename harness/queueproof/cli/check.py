@@ -80,8 +80,6 @@ def each(queues: Sequence[str], check: Callable[..., int], options: Mapping[str,
     """Check each of several queues; what one of them lacks keeps nobody from the others.
 
     Args:
-        queues: Which.
-        check: Checks one, with its options.
         options: The same for all, but that each queue has reports of its own.
 
     Returns:

@@ -80,7 +80,6 @@ def exit_code_of(error: BaseException, arguments: Sequence[str]) -> int:
     """Say what ended a command, and with which exit code that is.
 
     Args:
-        error: What it raised.
         arguments: As they stand after `queueproof`.
     """
     found = causes(error)
@@ -98,11 +97,7 @@ def exit_code_of(error: BaseException, arguments: Sequence[str]) -> int:
 
 @contextmanager
 def beside_the_verdict(what: str) -> Iterator[None]:
-    """Tell an error of what only advises where it would stand, and let what was judged stand.
-
-    Args:
-        what: What is missing then.
-    """
+    """Tell an error of what only advises where it would stand, and let what was judged stand."""
     try:
         yield
     except Exception as error:

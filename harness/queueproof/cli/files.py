@@ -57,22 +57,14 @@ def _identity(path: Path) -> object:
 
 
 def _real(path: Path) -> Path:
-    """The place that a path leads to.
-
-    Raises:
-        OSError: It leads in a circle.
-    """
+    """The place that a path leads to."""
     with suppress(FileNotFoundError):
         path.stat()
     return Path(os.path.realpath(path))
 
 
 def refuse_unwritable(path: Path) -> None:
-    """Find out before the minute of work whether its result can be written.
-
-    Raises:
-        QueueproofError: It cannot.
-    """
+    """Find out before the minute of work whether its result can be written."""
     if path == STDOUT:
         return
     with _writing(path):
@@ -88,11 +80,7 @@ def refuse_unwritable(path: Path) -> None:
 
 
 def write(path: Path, text: str) -> None:
-    """Write a file that is there as a whole or not at all.
-
-    Raises:
-        QueueproofError: It cannot be written.
-    """
+    """Write a file that is there as a whole or not at all."""
     if path == STDOUT:
         sys.stdout.write(text)
         sys.stdout.flush()
@@ -115,11 +103,7 @@ def write(path: Path, text: str) -> None:
 
 
 def append(path: Path, text: str) -> None:
-    """Write to the end of a file that others write to as well.
-
-    Raises:
-        QueueproofError: It cannot be written.
-    """
+    """Write to the end of a file that others write to as well."""
     with _writing(path):
         if streams(path):
             _pour(path, text)
@@ -129,11 +113,7 @@ def append(path: Path, text: str) -> None:
 
 
 def write_new(path: Path, text: str) -> None:
-    """Write a file that is not there yet.
-
-    Raises:
-        QueueproofError: It is there, or cannot be written.
-    """
+    """Write a file that is not there yet."""
     if path.exists():
         raise QueueproofError(f"{path} exists already, and is left as it is")
     with _writing(path), path.open("x", encoding="utf-8") as file:
@@ -146,21 +126,12 @@ def write_new(path: Path, text: str) -> None:
 
 
 def streams(path: Path) -> bool:
-    """True when what is written there goes on to somebody: a pipe, a terminal, a device.
-
-    Args:
-        path: Where.
-    """
+    """True when what is written there goes on to somebody: a pipe, a terminal, a device."""
     return path.exists() and not path.is_file()
 
 
 def _pour(path: Path, text: str) -> None:
-    """Write to who reads at the other end, and wait for that only so long.
-
-    Raises:
-        LimitError: Nobody reads.
-        OSError: It cannot be written.
-    """
+    """Write to who reads at the other end, and wait for that only so long."""
     from queueproof import waits
 
     rest = text.encode()

@@ -116,7 +116,6 @@ def judged(asked: CheckOptions, beyond: Beyond | None = None, *, stories: bool =
     """Judge a queue, print and write what was found.
 
     Args:
-        asked: What is asked for.
         beyond: What is done then; None: nothing.
         stories: Whether the stories of what broke are printed, and what fixes it.
 
@@ -206,11 +205,7 @@ def _telling(queue: Queue) -> Iterator[Callable[[str], None]]:
 
 
 def _cluster(address: str | None) -> Callable[[Lab], AbstractContextManager[Helpers | None]]:
-    """What provides helpers for a lab, where not this machine does the work.
-
-    Raises:
-        QueueproofError: The address can be none.
-    """
+    """What provides helpers for a lab, where not this machine does the work."""
     if address is None:
         return lambda _lab: nullcontext()
     with cluster_extra():
@@ -225,9 +220,6 @@ def print_summary(
     """Print what broke in a few lines, with the commands that go on from there.
 
     Args:
-        out: Where.
-        card: The verdicts.
-        target: The queue.
         replay: The command that replays a story, up to its name.
         mend: Whether a way to a mended queue is to be told.
     """

@@ -21,8 +21,6 @@ def remember(queue: str, tokens: Mapping[str, str], judged: Collection[str] = ID
     """Keep the tokens of a check's stories; whether that could be done.
 
     Args:
-        queue: As it was named.
-        tokens: By the stories' names.
         judged: The guarantees that were judged; the stories of others, from before, are kept too.
     """
     from queueproof import waits
@@ -46,7 +44,6 @@ def token_of(queue: str, story: str) -> str:
     """The token of a story that is named; a token is its own.
 
     Args:
-        queue: As it is named.
         story: Its name, `fencing` or `fencing.2`, or its token.
 
     Raises:

@@ -28,9 +28,7 @@ def _going_on(told: str, profile: opt.ProfileName, beyond: Beyond) -> Callable[.
     """A command that goes on from a check.
 
     Args:
-        told: Its help.
         profile: How thoroughly it checks, unless that is given.
-        beyond: What it does then.
     """
 
     def command(

@@ -20,10 +20,6 @@ class Reports:
     """What a check writes beside its output.
 
     Args:
-        json: The card as JSON.
-        html: As a page.
-        junit: As JUnit XML.
-        badge: As a badge.
         annotate: Where it is shown as well; None: on GitHub, where that runs us.
     """
 
@@ -60,7 +56,6 @@ class Reports:
         """Write them all.
 
         Args:
-            card: The verdicts.
             replay: The command that replays a story, up to its token.
         """
         from queueproof.report.badge import to_badge

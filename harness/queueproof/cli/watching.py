@@ -75,13 +75,7 @@ def keep_checking(
     """Check a queue's file now and after each change, on one server, until somebody ends it.
 
     Args:
-        queue: The file.
-        where: Which server.
         check: Judges the installed queue, and tells how far it is.
-        wait: Returns once a file has changed.
-
-    Raises:
-        KeyboardInterrupt: That is how it ends.
     """
     from queueproof.postgres import open_server
     from queueproof.queues.resolve import sql_file

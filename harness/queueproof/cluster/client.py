@@ -52,7 +52,6 @@ def on_cluster(address: str, lab: Lab, tell: Callable[[str], object]) -> Iterato
 
     Args:
         address: Of its scheduler: `tcp://host:port`.
-        lab: Where the queue is installed here.
         tell: Told of a worker that was lost.
 
     Raises:
@@ -77,11 +76,7 @@ def on_cluster(address: str, lab: Lab, tell: Callable[[str], object]) -> Iterato
 
 @contextmanager
 def joined(address: str) -> Iterator[Client]:
-    """A cluster, by its scheduler's address, as `on_cluster` has it.
-
-    Raises:
-        QueueproofError: There is no such cluster.
-    """
+    """A cluster, by its scheduler's address, as `on_cluster` has it."""
     for name in ("distributed", "distributed.client"):
         logging.getLogger(name).setLevel(logging.CRITICAL + 1)  # what matters is told here
     for name in ("asyncio", "tornado.application"):
@@ -251,11 +246,7 @@ def _version(found: dict[str, dict[str, str | None]]) -> str:
 
 
 def _shipped(queue: Queue, what: object) -> bytes:
-    """A queue or what it brings, with the module of its class where it has one of its own.
-
-    Raises:
-        QueueproofError: It cannot be sent.
-    """
+    """A queue or what it brings, with the module of its class where it has one of its own."""
     queue.digest  # noqa: B018 - from its source, which stands here
     kinds = type(queue).__mro__
     names = {kind.__module__ for kind in kinds[: kinds.index(Queue)]}

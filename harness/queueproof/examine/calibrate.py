@@ -61,7 +61,6 @@ def calibrate(lab: Lab, *, replayed: bool = False) -> Offer:
     """Use every operation once, undisturbed, and see how the queue claims.
 
     Args:
-        lab: Where the queue is installed.
         replayed: Only what judging a run needs: of a queue that is known, with its program.
 
     Raises:
@@ -287,8 +286,6 @@ def _is_late(runner: Runner, offer: Offer, phase: float) -> bool:
     """Whether one of some crashed workers' jobs still runs when its lease is over.
 
     Args:
-        runner: Runs the program.
-        offer: What is known of the queue.
         phase: Seconds that pass before their claim: a lease may end with the minute.
     """
     lease = offer.queue.lease_seconds

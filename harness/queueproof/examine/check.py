@@ -42,8 +42,6 @@ def check_queue(
     """Judge an installed queue.
 
     Args:
-        lab: Where it is installed.
-        wanted: The guarantees to judge.
         seed: Of the random programs and schedules: the same seed gives the same card.
         profile: A key of `PROFILES`; `glance` is for tests, `mutants` for mutants.
         named: Ids of guarantees that were asked for by name: where a tool that they need is not
@@ -112,14 +110,8 @@ def judge(
     """The card of a queue; to be called in one of the processes.
 
     Args:
-        queue: Which.
         guarantees: Ids of those to judge it by; None for all.
         server: Where; None for the one that this process was lent.
-        seed: As for `check_queue`.
-        profile: The same.
-        required: The same.
-        jobs: The same.
-        fail_fast: The same.
     """
     with open_lab(queue, server or lent_server()) as lab:
         return check_queue(
@@ -144,10 +136,6 @@ def first_flaw(
     """The first break that an examination meets; else what it could not put to the test.
 
     Args:
-        lab: Where the queue is installed.
-        wanted: The guarantees in question.
-        seed: As for `check_queue`.
-        profile: As for `check_queue`.
         through: An operation of which a flaw is suspected, that no run does on its own account:
             programs without it are left out.
 

@@ -104,12 +104,7 @@ class Findings:
             self.record(failure.violation.guarantee, failure)
 
     def record(self, name: str, failure: Failure) -> None:
-        """Keep a breach, if none is known that is as firm, or none of the same operation.
-
-        Args:
-            name: The guarantee that it breaks.
-            failure: The breach.
-        """
+        """Keep a breach, if none is known that is as firm, or none of the same operation."""
         known = self.failures.get(name)
         others = self.others.setdefault(name, {})
         if known is None or name in self.within or _says_more(failure, known):

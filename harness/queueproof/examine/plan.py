@@ -60,8 +60,6 @@ class Headway:
     """How far an examination is, in about the runs that its parts take.
 
     Args:
-        parts: All of them, in their order.
-        progress: Told.
         ahead: Units that others have done ahead of their turn.
     """
 
@@ -87,12 +85,7 @@ class Headway:
         self._tell()
 
     def within(self, unit: Unit, fraction: float) -> None:
-        """A unit that takes long goes on.
-
-        Args:
-            unit: Which.
-            fraction: How far it is.
-        """
+        """A unit that takes long goes on."""
         self._units[unit] = int(_weight(unit) * (1 - fraction))
         self._tell()
 
@@ -144,7 +137,6 @@ class Examination:
 
     Args:
         findings: What it is for, and where what is found goes.
-        profile: How thoroughly.
         through: Only programs that do this operation; None for all.
     """
 
@@ -170,7 +162,6 @@ class Examination:
 
         Args:
             wanted: The guarantees; those that the queue does not offer are left out.
-            progress: Told how far it is.
             enough: Whether what was found by now is enough; asked after each part of the work.
                 None: the verdict is to be that of a check of everything.
         """
@@ -199,10 +190,6 @@ class Examination:
 
     def go_on(self, asked: Sequence[str], progress: Progress) -> bool:
         """Run what was left out as needless, until some guarantees break.
-
-        Args:
-            asked: Their ids.
-            progress: Told how far it is.
 
         Returns:
             Whether anything had been left out.

@@ -77,9 +77,7 @@ class Processes(ProcessPoolExecutor):
     """Processes that begin in order whenever a signal comes.
 
     Args:
-        count: How many.
         lent: The server that each of them has one like; None for none.
-        queue: See `processes`.
     """
 
     def __init__(self, count: int, lent: Server | None, queue: bytes | None) -> None:
@@ -92,12 +90,7 @@ class Processes(ProcessPoolExecutor):
             )
 
     def submit(self, *args: Any, **kwargs: Any) -> Future[Any]:  # noqa: ANN401 - as its parent's
-        """See `ProcessPoolExecutor.submit`: it may begin a process.
-
-        Args:
-            *args: The same as there.
-            **kwargs: The same.
-        """
+        """See `ProcessPoolExecutor.submit`: it may begin a process."""
         with in_one_piece():
             future = super().submit(*args, **kwargs)
         future.__class__ = _Asked
@@ -118,11 +111,7 @@ def _wait_for_all() -> None:
 
 
 def lent_server() -> Server:
-    """The server of this process, which it has had since it began.
-
-    Raises:
-        ServerUnavailableError: It could not be started.
-    """
+    """The server of this process, which it has had since it began."""
     (server,) = _server
     if isinstance(server, QueueproofError):
         raise server
@@ -130,11 +119,7 @@ def lent_server() -> Server:
 
 
 def lab_here() -> Lab:
-    """Where this process has installed the queue that it was given when it began.
-
-    Raises:
-        UnableError: It could not.
-    """
+    """Where this process has installed the queue that it was given when it began."""
     (lab,) = _lab
     if isinstance(lab, QueueproofError):
         raise UnableError(str(lab))

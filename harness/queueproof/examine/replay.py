@@ -77,7 +77,6 @@ def replay(lab: Lab, token: str) -> Replayed | None:
     where a worker process does not break any more: of its library nobody knows here.
 
     Args:
-        lab: Where the queue is installed.
         token: What `encode_token` made.
 
     Raises:
@@ -114,13 +113,8 @@ def again(
     """A story again, or None where it does not happen any more.
 
     Args:
-        lab: Where the queue is installed.
-        offer: What it brings.
-        guarantee: What the story breaks.
-        data: What its token holds.
         moments: Seconds by which the clock is ahead when its schedule is run.
         orders: Most orders of its program that are run where that does not break it.
-        seed: Of the choice of these.
     """
     if "probe" in data:
         found = PROBES[guarantee].replay(lab, offer, data["probe"])
@@ -154,7 +148,6 @@ def lacking(queue: Queue, program: Program) -> str:
     """The operations of a program that a queue does not offer, in words; empty where it has all.
 
     Args:
-        queue: The queue.
         program: What is to be run on it.
     """
     kinds = {do.kind for stage in program.stages for _, dos in stage for do in dos}

@@ -30,8 +30,6 @@ def judgement_of(
     """The verdict on one guarantee, with its story as short as it was made.
 
     Args:
-        findings: What was found.
-        guarantee: Which.
         named: Ids of guarantees that were asked for by name: no tool may be lacking.
         required: And of those that the queue must offer what they need.
     """

@@ -147,13 +147,6 @@ def runner_under(
 ) -> Runner:
     """What runs programs under some conditions.
 
-    Args:
-        lab: Where.
-        offer: What the queue brings.
-        conditions: What holds for every session.
-        anew: See `Runner`.
-        known: See `Runner`.
-
     Raises:
         QueueproofError: The server is killed under them, and this one is not ours.
     """
@@ -174,13 +167,7 @@ def runner_under(
 
 
 class Work:
-    """What comes of units on one installed queue.
-
-    Args:
-        lab: Where it is installed.
-        offer: What it brings.
-        seed: Of the schedules.
-    """
+    """What comes of units on one installed queue."""
 
     def __init__(self, lab: Lab, offer: Offer, seed: int) -> None:
         self._lab = lab
@@ -228,12 +215,7 @@ class Work:
         )
 
     def probe(self, unit: Probing, tell: Tell = untold) -> Seen:
-        """Have a probe look.
-
-        Args:
-            unit: Which probe, how thoroughly.
-            tell: Told how far it is.
-        """
+        """Have a probe look."""
         return PROBES[unit.guarantee].watch(self._lab, self._offer, unit.level, tell)
 
     def search(self, unit: Search) -> Failure | None:
@@ -257,10 +239,6 @@ class Work:
 class Helpers:
     """Processes that install a queue when they begin, at the first unit that is given to one.
 
-    Args:
-        count: How many.
-        begin: Begins them.
-
     Attributes:
         shares: Whether this process does units beside them; else it waits for what it gave them.
     """
@@ -277,12 +255,7 @@ class Helpers:
         return self._begin()
 
     def given(self, offer: Offer, seed: int) -> Any:  # noqa: ANN401 - theirs alone
-        """What goes to them with each unit.
-
-        Args:
-            offer: What the queue brings.
-            seed: Of the schedules.
-        """
+        """What goes to them with each unit."""
         return pickle.dumps((offer, seed))
 
     def submit(self, given: Any, unit: Unit) -> Future[Any]:  # noqa: ANN401 - the same
@@ -290,10 +263,6 @@ class Helpers:
 
         Args:
             given: By `given`.
-            unit: The unit.
-
-        Raises:
-            BrokenProcessPool: There are no processes any more.
         """
         return self.processes.submit(done_here, given, unit)
 
@@ -319,10 +288,7 @@ class Crew:
     probably be asked for.
 
     Args:
-        lab: Where the queue is installed here.
         pool: The other processes, see `beside`, here or elsewhere; None for none.
-        seed: Of the schedules.
-        offer: What the queue brings.
     """
 
     def __init__(self, lab: Lab, offer: Offer, seed: int, pool: Helpers | None = None) -> None:
@@ -406,7 +372,6 @@ class Crew:
         """See `Work.probe`.
 
         Args:
-            unit: Which probe, how thoroughly.
             tell: Told how far it is, where it is done here.
         """
         return self._asked(unit, lambda asked: self._here.probe(asked, tell))
@@ -433,12 +398,7 @@ def ends(
     """Wait until a process has done its part; False where it has not in time: one may be frozen.
 
     Args:
-        future: What comes of it.
-        seconds: How long it may take.
         meanwhile: Called again and again while it is waited for.
-
-    Raises:
-        StoppedError: The run is to stop.
     """
     limit = waits.Limit(seconds, "a process to do its part of the work")
     while True:
@@ -474,7 +434,6 @@ def beside(lab: Lab, jobs: int) -> Iterator[Helpers | None]:
     """Processes that have the same queue installed beside a lab, until the end of the block.
 
     Args:
-        lab: Where it is installed here.
         jobs: How many, this one among them; on somebody's server fewer where it has no connections
             to spare, and no other where the queue would see what that one does, or cannot be sent.
     """
@@ -506,10 +465,6 @@ def done_here(given: bytes, unit: Unit) -> Done:
 
     Args:
         given: What the queue brings, and the seed of the schedules, as pickle has them.
-        unit: The unit.
-
-    Raises:
-        UnableError: It could not install it.
     """
     return _work(given).done(unit)
 

@@ -26,7 +26,6 @@ def select(
 
     Args:
         ids: Those that are asked for; None for all.
-        skip: Those that are left out.
         require: Those that must be among them.
 
     Raises:
@@ -46,11 +45,7 @@ def select(
 
 
 def own_programs(suite: Suite) -> list[Program]:
-    """The guarantees' own programs, the shortest first: what no situation of one job holds.
-
-    Args:
-        suite: The programs for a queue.
-    """
+    """The guarantees' own programs, the shortest first: what no situation of one job holds."""
     built = suite.joined(
         program
         for guarantee in CATALOGUE.values()

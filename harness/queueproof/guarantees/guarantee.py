@@ -33,7 +33,6 @@ class Variation(NamedTuple):
         """Those for a queue.
 
         Args:
-            suite: What there is for it.
             count: Out of about how many of each kind.
         """
         return [one for what in self.known for one in suite.first(what, count // self.share)]

@@ -103,7 +103,6 @@ class Call:
 
         Args:
             moment: The count that orders all events of the run.
-            seconds: The same on the database's clock.
         """
         self.returned, self.ended = moment, seconds
         self.__class__ = _Returned

@@ -30,7 +30,6 @@ def contradiction(calls: Sequence[Call], *, by_worker: bool = False) -> Contradi
     """The first answer of a run that cannot be true, whatever the queue does; or nothing.
 
     Args:
-        calls: In the order of invocation.
         by_worker: Heartbeats name a worker: what they are answered says nothing of its jobs.
     """
     return _enqueued_twice(calls) or _unknown(calls) or _wrong_list(calls, by_worker=by_worker)
@@ -40,10 +39,6 @@ def is_raced(calls: Sequence[Call], wrong: Contradiction) -> bool:
     """Whether operations overlapped before an answer that cannot be true: they may have made it.
 
     Then it is the queue that is broken, and not what it tells (rule 30).
-
-    Args:
-        calls: In the order of invocation.
-        wrong: The answer.
     """
     before = calls[: wrong.call + 1]
     return bool(wrong.raced) and any(
@@ -58,11 +53,6 @@ def flood(calls: Sequence[Call], limit: int, ids: Sequence[str]) -> str:
 
     A job too many is a breach of claim-limit, and a row too many a join's mistake. But each row is
     a job to be completed: by the thousand they would keep a run busy for ever.
-
-    Args:
-        calls: Until then.
-        limit: Of the claim.
-        ids: Of its rows.
     """
     known = {job for call in calls if call.kind == "enqueue" for job in call.ids}
     if len(ids) <= _TIMES * (len(known) + limit) + _BESIDE:

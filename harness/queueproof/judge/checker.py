@@ -58,12 +58,7 @@ def declare(offer: Offer) -> Declared:
 
 
 def check(history: History, declared: Declared) -> CheckResult:
-    """Judge one history against every guarantee that a history can show.
-
-    Args:
-        history: What was asked and answered.
-        declared: What the queue declares.
-    """
+    """Judge one history against every guarantee that a history can show."""
     findings = CheckResult()
     lives, holds, alone = Lives(signs=declared.signs), Holds(declared), Undisturbed()
     limits, deadlocks = Limits(), Deadlocks()

@@ -27,9 +27,7 @@ def check_lives(
     """Follow each job, in the order in which they came.
 
     Args:
-        declared: What the queue declares.
         lives: What the calls meant for each job.
-        findings: Gets the evidence.
 
     Returns:
         Claims from another queue, cleanups that took too much, and violations in the life of jobs

@@ -33,9 +33,6 @@ class Holds(Watcher):
     """What workers hold: from the answer of a claim until it may be over for another reason.
 
     A lease that runs out stays, as a late heartbeat may bring it back: see `fresh`.
-
-    Args:
-        declared: What the queue declares.
     """
 
     def __init__(self, declared: Declared) -> None:

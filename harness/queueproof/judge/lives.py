@@ -31,7 +31,6 @@ def read(calls: Iterable[Call], watchers: Sequence[Watcher]) -> None:
     """Show calls to watchers, in the order of what happened.
 
     Args:
-        calls: In the order of invocation.
         watchers: What is told of each call when it is invoked and when it has been answered.
     """
     settling = [one.settle for one in watchers if type(one).settle is not Watcher.settle]
@@ -366,12 +365,7 @@ class Lives(Watcher):
         yield from self._lives.items()
 
     def claimed_before(self, job: str, call: Call) -> bool:
-        """Whether a claim that got a job had been invoked before a call.
-
-        Args:
-            job: Its id.
-            call: The call.
-        """
+        """Whether a claim that got a job had been invoked before a call."""
         life = self._lives.get(job)
         acts = life.acts if life else ()
         return any(act.kind == "claim" and act.call.index < call.index for act in acts)
@@ -386,7 +380,6 @@ class Lives(Watcher):
         """The acts of a job with every call that may have met it; empty where no call is added.
 
         Args:
-            acts: That certainly met it.
             later: Whether those count that were made after the last of its acts.
         """
         makers = self._makers(acts)

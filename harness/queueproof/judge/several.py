@@ -276,9 +276,6 @@ class Ordering(Watcher):
     """Among jobs never claimed before, a claim made while nobody else acts takes the first ones.
 
     Args:
-        declared: Which order, if any.
-        lives: Who knows what was claimed.
-        alone: Who knows which claims met nobody.
         bad: Jobs that something else is wrong with.
     """
 
@@ -377,8 +374,6 @@ def check_waits(history: History, declared: Declared, findings: CheckResult) -> 
     """Add the waits that no worker should have to bear.
 
     Args:
-        history: What was asked and answered.
-        declared: What the queue declares.
         findings: What is known by now; waits between two claims of one job are that.
     """
     if any(violation.guarantee == "single-claim" for violation in findings.violations):

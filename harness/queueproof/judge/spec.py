@@ -199,9 +199,7 @@ def certainly_fresh(rules: Declared, job: Job, call: Call) -> bool:
     """Whether the holder's lease ran during the whole call.
 
     Args:
-        rules: What the queue declares.
         job: Its state when the call was invoked.
-        call: From its invocation to its answer.
     """
     if job.crashed:
         return False
@@ -214,8 +212,6 @@ def step(rules: Declared, job: Job, act: Act) -> list[Job] | Violation:
     """The states that a job may be in after an act, or the guarantee that the act breaks.
 
     Args:
-        rules: What the queue declares.
-        job: Its state before.
         act: What a call did, or may have done, to it.
     """
     unknown = act.answer == "unknown"

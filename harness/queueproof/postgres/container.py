@@ -27,8 +27,6 @@ def start(watchdog: Watchdog, image: str, *, durable: bool) -> Started:
     """Start a container of an image that behaves like the official one, `postgres`.
 
     Args:
-        watchdog: Removes it at the end.
-        image: Its name.
         durable: Whether commits must survive a crash.
 
     Raises:

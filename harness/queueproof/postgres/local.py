@@ -115,7 +115,6 @@ def start(watchdog: Watchdog, programs: Programs, *, durable: bool) -> Started:
 
     Args:
         watchdog: Starts it, and removes it at the end.
-        programs: Which.
         durable: Whether commits must survive a crash.
 
     Raises:
@@ -190,14 +189,7 @@ def start(watchdog: Watchdog, programs: Programs, *, durable: bool) -> Started:
 
 
 def for_sockets(parent: Path) -> Path:
-    """A folder for private ones of sockets, whose path is short and plain: this, or another.
-
-    Args:
-        parent: Where one is wanted.
-
-    Raises:
-        ServerUnavailableError: There is none.
-    """
+    """A folder for private ones of sockets, whose path is short and plain: this, or another."""
     for folder in (parent, Path("/tmp"), MEMORY):  # noqa: S108 - a private directory is made in it
         path = f"{folder}/queueproof-{secrets.token_hex(8)}{SOCKET}"
         fits = len(os.fsencode(path)) <= SOCKET_LIMIT and _PLAIN.fullmatch(path)

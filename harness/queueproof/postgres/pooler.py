@@ -118,7 +118,6 @@ def open_pooler(conninfo: str, program: Path) -> Iterator[Pooler]:
 
     Args:
         conninfo: Of the database. Its password is written into a file of mode 0600 only.
-        program: pgbouncer.
 
     Raises:
         ServerUnavailableError: PgBouncer does not start, or does not get into the database.

@@ -261,9 +261,6 @@ class Server:
     def restart(self, conninfo: str) -> Conninfo:
         """Kill the server as a crash would, with every session, and start it again.
 
-        Args:
-            conninfo: Of a database of it.
-
         Returns:
             Of the same database from now on: a container gets another port.
 
@@ -322,7 +319,6 @@ class Server:
 
         Args:
             prefix: What its name begins with, `queueproof` at least; a random part follows.
-            settings: What its sessions begin with.
 
         Yields:
             A libpq connection string.

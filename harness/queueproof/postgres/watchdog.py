@@ -78,10 +78,6 @@ class Watchdog:
         Args:
             do: `directory`, `server`, `restart`, `program`, `container`, `database`, `group`,
                 `mark` or `forget`.
-            **what: Its particulars; see the functions below.
-
-        Raises:
-            WatchdogError: It could not be done.
         """
         from queueproof import waits  # noqa: PLC0415 - which the script cannot import
 
@@ -147,11 +143,7 @@ class Watchdog:
 
 
 def main(parent: int) -> None:
-    """Serve requests until the run has ended, then clean up.
-
-    Args:
-        parent: Process id of the run.
-    """
+    """Serve requests until the run has ended, then clean up."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         # a handler, not SIG_IGN, which the server would inherit
         signal.signal(number, lambda *_: None)

@@ -63,11 +63,7 @@ class Overlooked:
 
 
 class Behind(Probe):
-    """`order` or `no-starvation`: what claims do with one job behind many others.
-
-    Args:
-        kinds: Which others.
-    """
+    """`order` or `no-starvation`: what claims do with one job behind many others."""
 
     says_less = True
     shape = Backlog

@@ -133,8 +133,6 @@ def measure(lab: Lab, offer: Offer, tell: Tell = untold) -> RetryWaits:
 
     Args:
         lab: Where the queue is installed; it is reset.
-        offer: What the queue brings.
-        tell: Told how far it is.
     """
     waits = RetryWaits()
     _fail_again_and_again(lab, offer, waits, tell)
@@ -226,9 +224,6 @@ def _ends_early(lab: Lab, offer: Offer, case: Case, wait: float, sent: list[str]
     """See whether a failed job comes back before its wait is over.
 
     Args:
-        lab: Where.
-        offer: What the queue brings.
-        case: What may end the wait.
         wait: Seconds, as measured for a job that nothing was beside.
         sent: Gets the statements of what ends it.
     """

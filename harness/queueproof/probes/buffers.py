@@ -379,7 +379,6 @@ def measure(
 
     Args:
         lab: Where; it is left as it was.
-        offer: What the queue brings.
         series: Contents of one kind, of which each grows out of the one before it.
         level: How many jobs there are instead where their rows cannot be copied.
         beside: More of them, at which a claim may cost more.

@@ -97,17 +97,12 @@ class _Table:
 
 
 class Filling:
-    """Some jobs of a queue, and as many copies of them as are wanted.
-
-    Raises:
-        NotMultipliedError: Their rows cannot be copied.
-    """
+    """Some jobs of a queue, and as many copies of them as are wanted."""
 
     def __init__(self, lab: Lab, make: Callable[[int], Iterable[str]], most: int) -> None:
         """Make the jobs that are copied later.
 
         Args:
-            lab: Where.
             make: Makes so many jobs with the queue's operations; their ids.
             most: How many jobs there will be at most.
         """

@@ -238,12 +238,7 @@ def _claim_in(lab: Lab, offer: Offer, cell: Cell, worker: str) -> Overclaim:
 
 
 def explain(session: Session, step: Step) -> str:
-    """The plan of a statement, as it would be now; empty where it has none.
-
-    Args:
-        session: Where the statement would run.
-        step: The statement, with its parameters.
-    """
+    """The plan of a statement, as it would be now; empty where it has none."""
     if first_keyword(step.sql) not in _EXPLAINABLE:
         return ""
     rows = session.explain(step, "COSTS OFF").rows

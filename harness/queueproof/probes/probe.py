@@ -25,12 +25,7 @@ def untold(_fraction: float) -> None:
 
 
 def telling(points: Sequence[T], tell: Tell) -> Iterator[T]:
-    """Points, each with a word of how many are done before it.
-
-    Args:
-        points: At which a queue is asked.
-        tell: Who is told.
-    """
+    """Points, each with a word of how many are done before it."""
     for number, point in enumerate(points):
         tell(number / len(points))
         yield point
@@ -80,7 +75,6 @@ class Probe(ABC):
         """The points at which a queue is asked, one after the other.
 
         Args:
-            offer: What it brings.
             level: How many: 0 for a quick look, 1 for the default, 2 for a deep one.
         """
 
@@ -92,9 +86,6 @@ class Probe(ABC):
 
         Args:
             lab: Where the queue is installed; it is left in any state.
-            offer: What the queue brings.
-            points: Where it is asked.
-            level: As for `points`.
             tell: Told how far it is, where it may take minutes.
 
         Raises:
@@ -118,8 +109,6 @@ class Probe(ABC):
 
         Args:
             lab: Where the queue is installed; it is left in any state.
-            offer: What the queue brings.
-            level: As for `points`.
             tell: Told how far it is, where it may take minutes.
         """
         return self.look(lab, offer, self.points(offer, level), level, tell)
@@ -128,8 +117,6 @@ class Probe(ABC):
         """The breach that was seen, again; None where it does not happen any more.
 
         Args:
-            lab: Where the queue is installed.
-            offer: What the queue brings.
             data: `Seen.data`, as JSON gives it back.
 
         Raises:
@@ -145,8 +132,6 @@ def enqueue(lab: Lab, count: int = 1, /, **facts: object) -> list[str]:
     """Enqueue jobs; their ids.
 
     Args:
-        lab: Where.
-        count: How many.
         **facts: In what they differ from jobs that nothing depends on.
     """
     session = lab.session("producer")
@@ -161,9 +146,6 @@ def asked(lab: Lab, operation: str, worker: str = "w1", **arguments: Any) -> Ope
     """An operation of a worker, not begun yet; a claim asks for one job.
 
     Args:
-        lab: Where.
-        operation: Its name.
-        worker: The worker's.
         **arguments: Those that differ from what nothing depends on.
     """
     mine = {"worker": identity(worker), "limit": 1}

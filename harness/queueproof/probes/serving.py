@@ -35,9 +35,6 @@ def serving_index(sql: str) -> ServingIndex | None:
     Columns that must equal a parameter come first, then those of the ORDER BY; conditions on a
     column that mean the same in every claim say which rows the index holds.
 
-    Args:
-        sql: The claim's statement.
-
     Returns:
         The index, None where no such query is seen in it, or where it orders by more than columns
         of one table.
@@ -116,11 +113,7 @@ class Join(NamedTuple):
 
 
 def join_of_all(plan: str) -> Join | None:
-    """The join by which a change reads every row of its table, whatever index that has.
-
-    Args:
-        plan: As EXPLAIN (COSTS OFF) tells it.
-    """
+    """The join by which a change reads every row of its table, whatever index that has."""
     changed = re.match(r" *(?:Update|Delete) on (\S+)(?: (\S+))?$", plan, re.MULTILINE)
     if changed is None:
         return None

@@ -89,25 +89,14 @@ ARRAYS = "under the column's name and an s, whatever it ends in"
 
 
 def meant(name: str, names: Iterable[str]) -> str:
-    """Ask for the known name that is close, or tell which there are.
-
-    Args:
-        name: As it was written.
-        names: The known ones.
-    """
+    """Ask for the known name that is close, or tell which there are."""
     known = list(names)
     close = get_close_matches(name.lower(), known, n=1, cutoff=_CLOSE)
     return f"did you mean {close[0]}?" if close else f"there are {', '.join(known)}"
 
 
 def no_parameter(block: str, name: str, known: Collection[str]) -> str:
-    """What to say of a parameter that nobody gives to a block.
-
-    Args:
-        block: Its name.
-        name: The parameter as it was written.
-        known: Those that there are.
-    """
+    """What to say of a parameter that nobody gives to a block."""
     message = f"{block} has no parameter :{name}"
     if not known:
         return message
@@ -389,8 +378,6 @@ def begin(
     """Begin an operation.
 
     Args:
-        block: That does it.
-        operation: Which.
         given: The arguments that are parameters of the block.
         arguments: All, with the job or the jobs.
         states: What the values of `jobs` mean.

@@ -55,7 +55,6 @@ class Deployment(SqlFileQueue):
     cleanup are done by both, one after the other.
 
     Args:
-        old: The version that runs.
         new: The one that is rolled out. Its schema is a migration of the old one's, or the same.
         first: Which of them, 0 or 1, the workers with odd numbers run.
 
@@ -125,8 +124,6 @@ class Deployment(SqlFileQueue):
         """Begin an operation of the version that an actor runs.
 
         Args:
-            actor: By name.
-            operation: Which.
             **arguments: Those of `OPERATIONS` that there are; each version gets what it takes.
         """
         absent: dict[str, Any] = {
@@ -191,10 +188,6 @@ class Deployment(SqlFileQueue):
 
 def deployment(old: str, new: str) -> Deployment:
     """The queue that two files make together.
-
-    Args:
-        old: The version that runs.
-        new: The one that is rolled out.
 
     Raises:
         QueueproofError: They cannot be judged together, or one is no queue file.

@@ -52,7 +52,6 @@ class QueueText:
     """The text of a queue file, and where its top-level comments stand.
 
     Args:
-        text: The text.
         path: The file, from which others that it names are looked for.
         sources: Where each line stands, where the text has been put together from several files.
     """
@@ -87,15 +86,7 @@ class QueueText:
         return self.source_of(self.row(offset))
 
     def fail(self, offset: int, message: str) -> NoReturn:
-        """Refuse the file.
-
-        Args:
-            offset: Where, in characters.
-            message: Why.
-
-        Raises:
-            FormatError: Always.
-        """
+        """Refuse the file."""
         raise FormatError(message, self.source(offset))
 
     def line_at(self, offset: int) -> tuple[int, str]:
@@ -105,11 +96,7 @@ class QueueText:
         return start, self.text[start : self._ends[row + 1]]
 
     def above(self, start: int) -> int:
-        """The offset of the comments that stand right above a line.
-
-        Args:
-            start: Where the line begins.
-        """
+        """The offset of the comments that stand right above a line."""
         while start:
             before, line = self.line_at(start - 1)
             if not line.lstrip().startswith("--") or FENCE.fullmatch(line):
@@ -251,14 +238,7 @@ def _block(file: QueueText, start: int, marker: re.Match[str], end: int) -> Bloc
 def _instead(
     file: QueueText, statements: Sequence[tuple[int, int]], body: int, end: int
 ) -> set[int]:
-    """Which statements of a block stand behind a line `-- else`.
-
-    Args:
-        file: The file.
-        statements: Where each begins and ends.
-        body: Where the block's text begins.
-        end: Where it ends.
-    """
+    """Which statements of a block stand behind a line `-- else`."""
     lines = [start for start, _ in file.comments(OTHERWISE) if body <= start < end]
     instead: set[int] = set()
     for line in lines:
@@ -288,7 +268,6 @@ def statement_at(file: QueueText, found: sqltext.ScriptStatement) -> Statement:
     """One statement.
 
     Args:
-        file: Where it stands.
         found: The statement, with its place in the file.
     """
     if (place := sqltext.positional(found.tokens)) is not None:
@@ -312,11 +291,6 @@ def _parameter_list(file: QueueText, start: int, listed: str) -> tuple[str, ...]
 
 def check_parameters(file: QueueText, start: int, block: Block) -> None:
     """Refuse what no caller gives to a block's statements.
-
-    Args:
-        file: Where the block stands.
-        start: Where in the file it begins.
-        block: The block.
 
     Raises:
         FormatError: There is such a parameter, or its list says another thing than its SQL.
@@ -378,11 +352,7 @@ def _unknown(block: str, own: frozenset[str], name: str, *, first: bool) -> str:
 
 
 def reject_lease(blocks: Iterable[Block]) -> None:
-    """Refuse `:lease` where the header declares none.
-
-    Raises:
-        FormatError: A block uses it.
-    """
+    """Refuse `:lease` where the header declares none."""
     for block in blocks:
         if "lease" in OPERATIONS[OPERATION_OF[block.name]] and "lease" in block.used:
             message = (

@@ -37,7 +37,6 @@ class Header(NamedTuple):
         """The offset of the line that has a word as its key, or else anywhere.
 
         Args:
-            word: The word.
             table: The key to which it belongs, at or below whose line it stands.
         """
         return self.starts[self._row(word, self._row(table) if table else 0)]
@@ -118,11 +117,7 @@ def files_of(header: Header, pattern: str) -> list[QueueText]:
     """The files that a path or a glob in `include` names, 2_b before 10_a.
 
     Args:
-        header: What includes.
         pattern: The path or the glob.
-
-    Raises:
-        FormatError: There is none.
     """
     path = header.file.path.parent / pattern
     at = header.offset("include")
@@ -160,8 +155,6 @@ def including(header: Header, files: Sequence[QueueText], own: Block | None) -> 
     """The schema's block with what is included ahead of its own statements.
 
     Args:
-        header: What includes.
-        files: What is included.
         own: The block of the file itself, if there is one.
 
     Raises:

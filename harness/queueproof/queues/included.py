@@ -41,11 +41,7 @@ def statements(text: str, fail: Fail) -> Iterator[ScriptStatement]:
     A migration that says how it is undone (goose, dbmate, sql-migrate, tern) ends there.
 
     Args:
-        text: The file's, for psql.
         fail: Reports an offset and what is wrong there.
-
-    Raises:
-        UnterminatedError: Something is opened and never closed.
     """
     begin = position = 0
     while mark := _MARK.search(text, position):

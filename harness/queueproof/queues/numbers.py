@@ -29,9 +29,6 @@ def others_than_declared(queue: SqlFileQueue) -> Iterator[str]:
     """Say where a block has a lease or a number of attempts of its own that is not the header's.
 
     Such a file breaks `stale-recovery` or `retry-bound` though its queue may keep both.
-
-    Args:
-        queue: From an SQL file.
     """
     yield from _held_for_another(queue)
     most = queue.max_attempts

@@ -46,10 +46,6 @@ def whole(file: QueueText, beneath: frozenset[str] = frozenset()) -> QueueText:
 
     Its keys and blocks go before those of the other file. A block that is empty here goes.
 
-    Args:
-        file: The file.
-        beneath: The files that extend it.
-
     Raises:
         FormatError: What it extends is not there, or extends it.
     """

@@ -50,11 +50,7 @@ def sql_file(name: str, asked: str) -> sqlfile.SqlFileQueue:
     """The queue of an SQL file.
 
     Args:
-        name: Its path.
         asked: The command that takes nothing else.
-
-    Raises:
-        QueueproofError: It is none.
     """
     queue = resolve(name)
     if not isinstance(queue, sqlfile.SqlFileQueue):
@@ -100,12 +96,7 @@ def _meant(name: str) -> str:
 
 
 def blame(error: BaseException, queue: Queue) -> QueueError | None:
-    """The user's error for an exception that a Python queue's own code raised, if it was its own.
-
-    Args:
-        error: Any exception.
-        queue: The queue under test.
-    """
+    """The user's error for an exception that a Python queue's own code raised, if it did."""
     if isinstance(queue, sqlfile.SqlFileQueue | WorkerQueue):
         return None
     source = _source_file(type(queue))

@@ -29,9 +29,6 @@ def longest_span(blocks: Iterable[Block]) -> float | None:
     That is the longest interval as often as the largest number says: which of them belong together
     nobody can tell, and a setting may stand in a table.
 
-    Args:
-        blocks: All of a queue's.
-
     Returns:
         None where no span that stands there bounds it.
     """

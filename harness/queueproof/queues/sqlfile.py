@@ -66,7 +66,6 @@ def load_text(text: str, path: Path | str) -> SqlFileQueue:
     """Read a queue from the text of its file.
 
     Args:
-        text: What stands in the file.
         path: Its name in messages, and where the paths of included files begin.
 
     Raises:

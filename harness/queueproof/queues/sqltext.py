@@ -122,11 +122,7 @@ _NO_QUOTE = "\ufdd0"  # no character: stands in for a dollar that neither opens 
 
 @lru_cache(maxsize=1024)
 def tokens(text: str) -> tuple[Token, ...]:
-    """The tokens of a text, comments left out.
-
-    Raises:
-        UnterminatedError: Something is opened and never closed.
-    """
+    """The tokens of a text, comments left out."""
     try:
         return _scan(text)
     except TokenError:
@@ -166,12 +162,7 @@ def _opening(text: str) -> int:
 
 
 def moved(found: Sequence[Token], by: int) -> list[Token]:
-    """The tokens of a piece of a text, with their offsets in the text.
-
-    Args:
-        found: The tokens.
-        by: Where the piece begins.
-    """
+    """The tokens of a piece of a text, with their offsets in the text."""
     return [Token(t.kind, t.raw, t.value, t.start + by, t.end + by) for t in found]
 
 
@@ -189,12 +180,7 @@ def positional(found: Sequence[Token]) -> int | None:
 
 
 def line_comments(text: str, found: Sequence[Token]) -> Iterator[int]:
-    """Where each `--` comment begins that is not itself inside a string or a block comment.
-
-    Args:
-        text: The text.
-        found: Its tokens.
-    """
+    """Where each `--` comment begins that is not itself inside a string or a block comment."""
     ends = [0, *(token.end for token in found)]
     starts = [*(token.start for token in found), len(text)]
     for gap, end in zip(ends, starts, strict=True):
@@ -217,11 +203,7 @@ def split(text: str, found: Sequence[Token] | None = None) -> list[ScriptStateme
     ATOMIC and its END. Comments around a statement are left out, but for a planner hint before it.
 
     Args:
-        text: The text.
         found: The tokens of a piece of it; None for all.
-
-    Raises:
-        UnterminatedError: Something is opened and never closed.
     """
     statements: list[ScriptStatement] = []
     pending: list[Token] = []
@@ -255,11 +237,7 @@ def _statement(text: str, found: Sequence[Token], previous_end: int) -> list[Scr
 
 @lru_cache(maxsize=1024)  # asked of each statement that is sent
 def first_keyword(sql: str) -> str:
-    """The first word of a statement in upper case; empty where it has none.
-
-    Raises:
-        UnterminatedError: Something is opened and never closed.
-    """
+    """The first word of a statement in upper case; empty where it has none."""
     return _first_word(tokens(sql))
 
 
@@ -288,9 +266,6 @@ def only_selects(sql: str) -> bool:
     """Whether a statement is a query that changes nothing by itself: DECLARE CURSOR takes it.
 
     A query that names a column `insert` or the like without quotes passes for one that does.
-
-    Raises:
-        UnterminatedError: Something is opened and never closed.
     """
     if first_keyword(sql) not in {"SELECT", "WITH", "VALUES"}:
         return False
@@ -321,11 +296,7 @@ def compile_statement(sql: str, *, move_clock: bool = True) -> Compiled:
     rewritten, in the bodies of functions too, and so is a search_path without the clock.
 
     Args:
-        sql: One statement.
         move_clock: Whether to rewrite the forms of the time.
-
-    Raises:
-        UnterminatedError: Something is opened and never closed.
     """
     found = tokens(sql)
     first_use = parameters(found)
@@ -343,7 +314,6 @@ def _all_times(found: Sequence[Token], first: Sequence[Token]) -> Iterator[Repla
     """All that a clock has to be put into.
 
     Args:
-        found: The tokens.
         first: Those of them that may be the first of a statement.
     """
     # PostgreSQL freezes 'now' in a DEFAULT or a view when it is created: a queue that relies on it
@@ -394,7 +364,6 @@ def position_in(compiled: Compiled, server_position: int) -> int:
     """Where in the original stands what PostgreSQL points at.
 
     Args:
-        compiled: The statement as it was sent.
         server_position: Character of the sent SQL, from 1, as PostgreSQL's error reports it.
 
     Returns:
@@ -653,7 +622,6 @@ def _times_quoted(token: Token, *, strings: bool) -> Iterator[Replacement]:
     """The forms of the time in SQL between quotes.
 
     Args:
-        token: The quoted SQL.
         strings: Whether its strings may be SQL in their turn, for EXECUTE.
     """
     if token.kind is TokenType.HEREDOC_STRING:

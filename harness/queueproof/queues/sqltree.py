@@ -37,12 +37,7 @@ class Edit(NamedTuple):
 
     @classmethod
     def at(cls, offset: int, new: str) -> Edit:
-        """The edit that puts a text in.
-
-        Args:
-            offset: Where.
-            new: The text.
-        """
+        """The edit that puts a text in."""
         return cls(Span(offset, offset), new)
 
     def moved(self, by: int) -> Edit:
@@ -54,7 +49,6 @@ def applied(text: str, edits: Iterable[Edit]) -> str:
     """A text with some edits made.
 
     Args:
-        text: The text.
         edits: Apart from each other, in any order.
     """
     for edit in sorted(edits, reverse=True):
@@ -66,12 +60,7 @@ _READ = frozenset({"SELECT", "INSERT", "UPDATE", "DELETE", "MERGE", "WITH"})
 
 
 def sites(block: Block, text: str) -> Iterator[tuple[str, Span]]:
-    """The queries and changes in a statement: itself, or those in the body of a function.
-
-    Args:
-        block: The block.
-        text: A statement of it.
-    """
+    """The queries and changes in a statement: itself, or those in the body of a function."""
     found = sqltext.tokens(text)
     if block.name != "schema":
         if sqltext.first_keyword(text) in _READ:
@@ -195,12 +184,7 @@ class Parsed:
         return [self.source(token).upper() for token in self.tokens(span)]
 
     def outermost(self, span: Span, words: frozenset[str]) -> Span | None:
-        """The first token of these that stands in no parentheses of the stretch.
-
-        Args:
-            span: The stretch of the statement's text.
-            words: Tokens in upper case.
-        """
+        """The first token of these that stands in no parentheses of the stretch."""
         depth = 0
         for token in self.tokens(span):
             word = self.source(token).upper()
@@ -214,7 +198,6 @@ class Parsed:
 
         Args:
             parts: Two or more, in the order of the text.
-            index: Which goes, from 0.
         """
         one = self.span(parts[index])
         if index == 0:

@@ -98,8 +98,6 @@ class WorkerQueue(Queue):
         """Say how workers are started; none is yet.
 
         Args:
-            name: What the user typed.
-            argv: The worker's command and its arguments.
             written: Its definition, where the files among its arguments are not that.
             environment: Variables that it gets beside those of this process, libpq's excepted.
         """
@@ -126,15 +124,7 @@ class WorkerQueue(Queue):
         return self._takes.get(operation, OPERATIONS[operation])
 
     def begin(self, operation: str, **arguments: object) -> Operation[Any]:  # noqa: ARG002 - the model's
-        """Refuse: a worker's statements are its own.
-
-        Args:
-            operation: Its name.
-            **arguments: Those that it would get.
-
-        Raises:
-            QueueproofError: Always.
-        """
+        """Refuse: a worker's statements are its own."""
         raise QueueproofError(
             f"{self.name}: a worker sends its own statements, and {operation} is needed as steps;"
             " that takes an SQL file, or a Python class of queueproof.Queue"
@@ -231,11 +221,6 @@ class WorkerQueue(Queue):
     def read(self, operation: str, request: Json, answer: object) -> Any:  # noqa: ANN401 - JSON
         """The answer to a message, as the operation of a `Queue` would return it.
 
-        Args:
-            operation: What was asked for.
-            request: The message.
-            answer: What came back.
-
         Raises:
             WorkerError: It is no answer to that; the message names the line and what is missing.
             ServerError: The worker says that the server, or its library, refused.
@@ -274,7 +259,6 @@ class WorkerQueue(Queue):
 
         Args:
             operation: `init`, `install`, `start` or `clock`.
-            answer: What came back.
 
         Raises:
             WorkerError: It is an error, or no JSON object.
@@ -305,9 +289,6 @@ class WorkerQueue(Queue):
 def from_command(name: str) -> WorkerQueue:
     """The queue that `exec: command` names.
 
-    Args:
-        name: All that the user typed.
-
     Raises:
         QueueproofError: It is no command line, or there is no such command.
     """
@@ -337,9 +318,6 @@ def as_uri(dsn: str) -> str:
 
     Args:
         dsn: `host=... dbname=...`, or a URI already.
-
-    Raises:
-        QueueproofError: It is neither.
     """
     if "://" in dsn:
         return dsn
@@ -376,13 +354,6 @@ class WorkerProcess:
     Attributes:
         pid: Its process id, which is also its process group's.
         stdout: The descriptor on which it answers.
-
-    Args:
-        queue: Whose worker it is.
-        name: The worker's, for messages.
-
-    Raises:
-        WorkerError: It cannot be started.
     """
 
     def __init__(self, queue: WorkerQueue, name: str) -> None:
@@ -449,9 +420,6 @@ class WorkerProcess:
 
     def send(self, message: Json) -> None:
         """Ask for something; the answer to the message before it must have been taken.
-
-        Args:
-            message: One JSON object.
 
         Raises:
             WorkerError: It has died, wrote a line that nobody asked for, or does not read.
@@ -553,7 +521,6 @@ class WorkerProcess:
         """Ask for something and wait for the answer.
 
         Args:
-            message: One JSON object.
             seconds: How long to wait; None for `waits.ANSWER`.
 
         Raises:

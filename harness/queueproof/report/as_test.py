@@ -20,10 +20,7 @@ def to_test(
 
     Args:
         story: As `replay` tells it.
-        data: What its token holds.
-        guarantee: The guarantee that it counts under.
         queue: The queue as a Python expression, `Path(__file__)` at hand.
-        command: What replays the story.
     """
     told = f"{story}\n\nTold by: {command}\n".replace("\\", "\\\\").replace('"""', r"\"\"\"")
     program = {"program": Program.from_data(data["program"])} if "program" in data else {}

@@ -24,11 +24,7 @@ def to_data(told: Any) -> Any:  # noqa: ANN401 - any part of a story
 
 
 def from_data(data: object) -> Told:
-    """The story that `to_data` wrote.
-
-    Raises:
-        ValueError: It is something else.
-    """
+    """The story that `to_data` wrote."""
     told: Told = read(Story | Account, data)
     return told
 

@@ -74,13 +74,7 @@ class _Drawing:
         return MARGIN + self.columns.index(actor) * self.width + 6
 
     def text(self, x: float, y: float, line: _Line) -> None:
-        """Write a line.
-
-        Args:
-            x: Where it begins.
-            y: Where its letters stand.
-            line: What is written.
-        """
+        """Write a line."""
         written = _element("text", {"x": x, "y": y, "class": line.kind}, line.text)
         if self.link and line.statement is not None:
             address = {"href": f"#{self.link}{letter(line.statement)}"}
@@ -90,12 +84,7 @@ class _Drawing:
         self.above.append(written)
 
     def close(self, actor: str, y: float) -> None:
-        """End a stretch of an operation, if one is open.
-
-        Args:
-            actor: Whose.
-            y: Where it ends.
-        """
+        """End a stretch of an operation, if one is open."""
         if (bar := self.bars.pop(actor, None)) is not None:
             place = {"x": self.x(actor) - BAR / 2, "y": bar.top, "width": BAR, "rx": 2}
             size = {"height": max(y - bar.top, 2), "class": bar.kind}
@@ -105,20 +94,13 @@ class _Drawing:
         """Begin a stretch of an operation, where the one before ends.
 
         Args:
-            actor: Whose.
-            y: Where it begins.
             kind: `busy`; `open` while others act; `wait` for a lock.
         """
         self.close(actor, y)
         self.bars[actor] = _Bar(y, kind)
 
     def rule(self, kind: str, *ends: float) -> None:
-        """Draw a straight line.
-
-        Args:
-            kind: Its classes.
-            ends: From x, y to x, y.
-        """
+        """Draw a straight line."""
         names = zip(("x1", "y1", "x2", "y2"), ends, strict=True)
         self.below.append(_element("line", {**dict(names), "class": kind}))
 
@@ -127,7 +109,6 @@ def draw(story: Story, link: str = "") -> str:
     """A story as an SVG element, to stand in a page with `STYLE`.
 
     Args:
-        story: What is drawn.
         link: What the addresses of its statements begin with, `#` and the letter left out;
             nothing where they are not to be links.
     """

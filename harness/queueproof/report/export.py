@@ -79,13 +79,6 @@ class _SpecSession:
 def to_spec(failure: Failure, lab: Lab, *, guarantee: str, command: str, name: str) -> str:
     """A story as an isolationtester spec, to be run on an empty database.
 
-    Args:
-        failure: What happened.
-        lab: Where it has just happened.
-        guarantee: The guarantee that it counts under.
-        command: What replays the story.
-        name: Of the file, for the header.
-
     Raises:
         QueueproofError: A spec cannot express it; the message says why.
     """
@@ -96,7 +89,6 @@ def refuse_varying(failure: Failure, again: Failure) -> None:
     """Make sure that a second run of the same story sent the same.
 
     Args:
-        failure: What happened.
         again: What happened when it was run once more.
 
     Raises:
@@ -318,13 +310,7 @@ class _Spec:
         return sql
 
     def text(self, guarantee: str, command: str, name: str) -> str:
-        """The spec.
-
-        Args:
-            guarantee: What the story breaks.
-            command: That replays it.
-            name: Of the file.
-        """
+        """The spec."""
         gates, pinned = (
             [str(definition) for (definition,) in self._lab.execute(sql)]
             for sql in (_TRIGGERS, _PINNED)

@@ -19,6 +19,5 @@ def filled_in(form: str, **facts: object) -> str:
 
     Args:
         form: The name of its file; what stands in HTML, SVG and XML is escaped.
-        facts: By the names that it uses.
     """
     return _FORMS.get_template(form).render(facts)

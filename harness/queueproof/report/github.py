@@ -25,7 +25,6 @@ def commands(card: Card, root: str = "") -> Iterator[str]:
     """The workflow commands that put each break at its line.
 
     Args:
-        card: The verdicts.
         root: The directory that holds the checkout: GitHub knows files by their place in it.
     """
     file = Place(card.queue, 1) if Path(card.queue).is_file() else None
@@ -65,7 +64,6 @@ def to_summary(card: Card, replay: str) -> str:
     """The card as Markdown: a table, and each story of what is broken.
 
     Args:
-        card: The verdicts.
         replay: The command that replays a story, up to its token.
     """
     broken = [one for one in card.guarantees if one.verdict == "broken"]

@@ -51,9 +51,7 @@ def to_page(
     """A page without scripts, that takes nothing from the network.
 
     Args:
-        cards: Verdicts, of a queue each.
         replay: The command that replays a story, up to its token; None: told by the card's queue.
-        benches: Benchmarks.
         matrices: Verdicts without their stories, each with the name of its file.
     """
     return filled_in(
@@ -77,14 +75,7 @@ def to_page(
 
 
 def read_matrix(content: object) -> Matrix:
-    """Verdicts by queue and guarantee.
-
-    Args:
-        content: Of a JSON file.
-
-    Raises:
-        ValueError: It is something else.
-    """
+    """Verdicts by queue and guarantee."""
     matrix: Matrix = read(Matrix, content)
     if not matrix or not all(v and v.keys() <= CATALOGUE.keys() for v in matrix.values()):
         raise ValueError("no queue, or a guarantee that nobody knows")

@@ -314,7 +314,6 @@ def _by_operation(facts: Sequence[Fact], *, alone: bool) -> Iterator[tuple[Fact,
     """The facts of a turn, what stands apart from operations by itself.
 
     Args:
-        facts: Of one actor, in their order.
         alone: Whether each operation stands by itself, too.
     """
     found: list[Fact] = []
@@ -339,12 +338,7 @@ def _ends(fact: Fact) -> bool:
 
 
 def tell_found(found: Found, name: str) -> Told:
-    """The story of what a probe found.
-
-    Args:
-        found: How the guarantee is broken.
-        name: The guarantee.
-    """
+    """The story of what a probe found."""
     match found:
         case Failure():
             return tell(found.run, found.violation, found.conditions, name)
@@ -440,9 +434,6 @@ def tell(
     """The story of a run.
 
     Args:
-        run: What happened.
-        violation: What it broke.
-        conditions: Under what it happened.
         name: The guarantee that it counts under, where that is another than the violation's.
     """
     calls = run.history.calls
@@ -469,8 +460,6 @@ def of_queue(story: Story, queue: Queue, schema: Iterable[Step]) -> Story:
 
     Args:
         story: What `tell` has told.
-        queue: The queue.
-        schema: The statements that installed it.
     """
     defined = {
         found["name"].rpartition(".")[2].strip('"').lower(): textwrap.dedent(step.sql).strip()
@@ -526,8 +515,6 @@ class _Turns:
     """A trace on its way to turns.
 
     Args:
-        calls: Of the run.
-        names: How ids are shortened.
         alone: Whether nobody acts but the drainer, of whose statements only a recovery's that took
             jobs back are of interest otherwise.
     """

@@ -65,8 +65,6 @@ def print_card(
     """Print the verdicts, and the stories of what broke.
 
     Args:
-        out: Where.
-        card: The verdicts.
         stories: Whether these are to be told.
         aside: Tells why a story is not drawn for the width of the terminal.
     """
@@ -122,8 +120,6 @@ def print_next(out: Output, guarantee: str, mend: str) -> None:
     """Print the commands that go on from a break.
 
     Args:
-        out: Where.
-        guarantee: What broke.
         mend: The command that looks for a change that mends the queue; empty where none does.
     """
     if mend:
@@ -135,8 +131,6 @@ def print_breaks(out: Output, card: Card, replay: str, *, named: bool, mend: str
     """Print what broke in a few lines, and what can be done about it.
 
     Args:
-        out: Where.
-        card: The verdicts.
         replay: The command that replays a story, up to its name.
         named: Whether that command knows the stories by their names; by their tokens otherwise.
         mend: The command that looks for a change that mends the queue; empty where none does.
@@ -183,12 +177,7 @@ def _indented(out: Output, *lines: str) -> None:
 
 
 def print_story(out: Output, story: str) -> None:
-    """Print a story, what its guarantee says as its title.
-
-    Args:
-        out: Where.
-        story: As text.
-    """
+    """Print a story, what its guarantee says as its title."""
     head, gap, rest = story.partition("\n\n")
     out.say(Text(head, style="bold"))
     out.say(gap[1:] + rest)
@@ -237,7 +226,6 @@ def print_mutants(out: Output, card: Card) -> None:
     """Print what became of the defects that were planted; each that went unseen with its lines.
 
     Args:
-        out: Where.
         card: Of the queue whose SQL they were planted in.
     """
     mutants = card.mutants or ()
@@ -263,9 +251,6 @@ def print_mended(out: Output, mended: Mended, profile: str, shown: str = "") -> 
     """Print the change that mends a queue with what it was verified by, and what is left.
 
     Args:
-        out: Where.
-        mended: What became of what was broken.
-        profile: How thoroughly that was checked.
         shown: The command that prints what the diff is of, where no file has it whole.
     """
     if mended.diff:
@@ -339,9 +324,6 @@ def print_whole(
     """Print the verdict of the whole: in one line, or in two where a terminal has no room for it.
 
     Args:
-        out: Where.
-        card: The verdicts.
-        seconds: Since the command began.
         note: What else has come of it.
         fixing: Seconds of them that went into the search for fixes.
     """

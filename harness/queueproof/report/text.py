@@ -124,7 +124,6 @@ def to_text(
     """A story, as it is read on a terminal.
 
     Args:
-        told: The story.
         width: Characters that a line may have, but for `NARROWEST`; SQL and plans keep theirs.
         legend: Of the run, where the text stands among others; None: the text stands alone.
         sql: Whether a story's SQL stands below its steps; else the caller shows it.
@@ -163,11 +162,7 @@ def why(told: Told) -> str:
 
 
 def with_code(remedy: str) -> list[str]:
-    """A remedy in pieces: prose, the lines of a change, prose, and so on.
-
-    Args:
-        remedy: Of a card.
-    """
+    """A remedy in pieces: prose, the lines of a change, prose, and so on."""
     return re.split(r"\n\n```diff\n(.*?)\n```\n\n", remedy, flags=re.DOTALL)
 
 
@@ -175,7 +170,6 @@ def remedy(name: str, told: Told | None, offers: Collection[str] | None = None) 
     """How a guarantee is kept, as far as the story and the queue tell what breaks it.
 
     Args:
-        name: The guarantee.
         told: Its story, where there is one.
         offers: The operations of the queue; None where they are not known.
     """

@@ -103,12 +103,7 @@ class Actor:
 
 
 def reachable(waiting: Mapping[str, set[str]], start: str) -> set[str]:
-    """Everybody whom an actor waits for, directly or through others.
-
-    Args:
-        waiting: Whom each waits for.
-        start: Where to begin.
-    """
+    """Everybody whom an actor waits for, directly or through others."""
     reached: set[str] = set()
     frontier = set(waiting[start])
     while frontier:

@@ -23,8 +23,6 @@ def enqueue_arguments(queue: Queue, spec: JobSpec, payload: int) -> dict[str, ob
     """What an enqueue of a job is asked with.
 
     Args:
-        queue: Which queue is asked.
-        spec: The job.
         payload: A number that no other job of the run has.
     """
     takes = queue.takes("enqueue")
@@ -85,7 +83,6 @@ def in_order(enqueues: Iterable[Call], claims: Iterable[Claim]) -> list[Claim]:
     then, and a worker that took its jobs so would do another thing in each run.
 
     Args:
-        enqueues: Those so far.
         claims: The answer of a claim. Jobs that nobody was told of come last.
     """
     jobs = [job for call in enqueues for job in call.ids]
@@ -98,8 +95,6 @@ def record_enqueue(call: Call, queue: Queue, spec: JobSpec) -> None:
 
     Args:
         call: The enqueue, not answered yet.
-        queue: Which queue is asked.
-        spec: The job.
     """
     takes = queue.takes("enqueue")
     call.priority = spec.priority if "priority" in takes else 0

@@ -77,7 +77,6 @@ class Clock:
         """Set it forward.
 
         Args:
-            seconds: How far.
             control: Has the database show so much more than real time.
             forget: Whether no transaction is open, whose `now()` is that of an earlier moment.
         """

@@ -27,11 +27,7 @@ def moves(lease: float | None) -> list[float]:
 
 
 class Drain:
-    """Claims and completes until every job has come out, or none does any more.
-
-    Args:
-        execution: The run, its stages behind it.
-    """
+    """Claims and completes until every job has come out, or none does any more."""
 
     def __init__(self, execution: Execution) -> None:
         self._execution = execution

@@ -74,9 +74,6 @@ class Execution:
     """One run, from the first enqueue to the end of its last stage.
 
     Args:
-        lab: Where, brought back to the beginning.
-        terms: What holds for every run.
-        program: Who does what.
         schedule: The option taken at each choice; 0, go on, where it has ended.
 
     Attributes:
@@ -577,8 +574,6 @@ class Execution:
         """Move the database's clock.
 
         Args:
-            actor: By whom the trace says so.
-            seconds: How far.
             told: What a story says of it; 0: about a second. None: the same.
         """
         call = self.state.instant("advance", actor.name, delay=seconds if told is None else told)
@@ -674,11 +669,7 @@ class Execution:
         self._end_unheard(actor, flight)
 
     def _die(self, actor: Actor, flight: Flight, error: WorkerError) -> None:
-        """A worker process has ended. After a fault it may; otherwise it is an error.
-
-        Raises:
-            WorkerError: There was no fault.
-        """
+        """A worker process has ended. After a fault it may; otherwise it is an error."""
         if not self.state.disturbed:
             raise error
         self._end_unheard(actor, flight)
@@ -746,13 +737,8 @@ class Execution:
 
         A promotion goes on until it moves nothing more.
 
-        Args:
-            actor: Who acts.
-            do: What it does.
-
         Raises:
             QueueError: The operation did something that no queue may.
-            ConnectionLostError: The server closed a connection.
         """
         if not actor.alive or actor.flight is not None or not self.state.possible(actor, do):
             return None

@@ -79,7 +79,6 @@ class Scheduler(LibpqSession):
     """The connection that holds the gates' keys, and asks who waits for whom.
 
     Args:
-        conninfo: Of the queue's database.
         meanwhile: What is done while an answer is waited for that nobody else waits for.
     """
 
@@ -113,21 +112,13 @@ class Scheduler(LibpqSession):
     def move(self, shift: str, earlier: str) -> str:
         """Have the database's clock show more than real time from now on: see clock.sql.
 
-        Args:
-            shift: How much more, as an interval.
-            earlier: The cases of earlier moves.
-
         Returns:
             The moment, as text.
         """
         return self._asked("move", shift, earlier).decode()
 
     def hop(self, shift: str) -> str:
-        """The same where no transaction is open: see clock.sql.
-
-        Args:
-            shift: How much more, as an interval.
-        """
+        """The same where no transaction is open: see clock.sql."""
         return self._asked("hop", shift).decode()
 
     def latest(self) -> int:
@@ -136,9 +127,6 @@ class Scheduler(LibpqSession):
 
     def restore(self, sql: str) -> int:
         """Run statements that bring tables back to the beginning.
-
-        Args:
-            sql: The statements.
 
         Returns:
             The oid of the relation that was made last.
@@ -168,11 +156,7 @@ class Scheduler(LibpqSession):
 
 
 def without(relations: Sequence[str]) -> Iterator[str]:
-    """Statements that take every gate away.
-
-    Args:
-        relations: Tables and views, as regclass text.
-    """
+    """Statements that take every gate away."""
     for relation in relations:
         for level in _EVENTS:
             yield f'DROP TRIGGER IF EXISTS "~queueproof {level}" ON {relation}'

@@ -386,12 +386,8 @@ class Lab:
         """Begin one of the queue's operations on behalf of an actor.
 
         Args:
-            operation: Its name.
             actor: Who asks: its clock may be set wrong.
             **arguments: Those of `OPERATIONS` that there are; the operation gets what it takes.
-
-        Raises:
-            QueueError: It is no operation that yields steps.
         """
         if self.queue.sends_time:
             arguments[NOW] = self.clock.shown(self._conditions.skew(actor))
@@ -411,9 +407,6 @@ class Lab:
     def promote(self, jobs: int) -> bool:
         """Have jobs made claimable that are due, where that takes a step of its own.
 
-        Args:
-            jobs: How many there may be.
-
         Returns:
             Whether a promotion said that it made one.
         """
@@ -429,10 +422,6 @@ class Lab:
         """Do what happens by itself while time passes, as at the end of a run (rule 28).
 
         Recover and promote; once more where a promotion changed something.
-
-        Args:
-            jobs: How many there may be.
-            sent: Gets the recoveries' statements.
         """
         for _ in range(2):
             for _ in range(jobs + 1 if "recover" in self.queue.offers else 0):
@@ -445,13 +434,7 @@ class Lab:
                 break
 
     def refused(self, operation: str, step: Step, error: ServerError) -> QueueError:  # noqa: ARG002 - a subclass names it
-        """The user's error for an operation that failed although nobody disturbed it.
-
-        Args:
-            operation: Its name.
-            step: The statement that failed.
-            error: What the server said.
-        """
+        """The user's error for an operation that failed although nobody disturbed it."""
         return rejected(step, error, hint(error, self.schema, self._admin, self.server))
 
     def shown(self, step: Step) -> Step:
@@ -621,11 +604,7 @@ class Lab:
         return self.clock.shift + self._conditions.skew(actor)
 
     def advance(self, seconds: float) -> None:
-        """Move the database's clock forward; transactions that are open keep their `now()`.
-
-        Args:
-            seconds: How far.
-        """
+        """Move the database's clock forward; transactions that are open keep their `now()`."""
         busy = any(session.busy for session in self._sessions.values())
         self.clock.move(seconds, self._control, forget=not busy)
 
@@ -662,7 +641,6 @@ class Lab:
         """Run a statement of the harness's own, outside the queue's sessions.
 
         Args:
-            statement: The statement.
             seconds: How long it may take; None for `waits.OWN`.
         """
         self._admin.seconds = seconds

@@ -34,11 +34,6 @@ def open_lab(
 ) -> Iterator[Lab]:
     """Install a queue in a fresh database of a server; both are gone afterwards.
 
-    Args:
-        queue: The queue.
-        server: The server.
-        settings: What every session begins with.
-
     Raises:
         QueueError: The queue's SQL was rejected, or keeps the harness from its work.
     """

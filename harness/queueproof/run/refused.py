@@ -48,10 +48,8 @@ def hint(
     """What else to say of an error that a superuser, or another server, would not have met.
 
     Args:
-        error: What the server said.
         schema: The statements that installed the queue, as far as they went.
         admin: A connection of the harness's own to the queue's database.
-        server: Where.
     """
     if error.sqlstate == _FORBIDDEN and not server.trusted:
         return _UNTRUSTED
@@ -83,7 +81,6 @@ def rejected(step: Step, error: ServerError, hint: str = "") -> QueueError:
     """The user's error for SQL that the server rejected, with its place in the file.
 
     Args:
-        step: The statement.
         error: What the server said, with the position if it knows it.
         hint: What else may help, put at the end.
     """

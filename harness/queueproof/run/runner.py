@@ -24,13 +24,11 @@ class Runner:
     """Runs programs under schedules.
 
     Args:
-        lab: Where.
         split: Whether a statement outside a transaction is split from its commit.
         held: Whether claims end inside their transaction.
         tied: Whether claims end with their connection: a worker whose connection breaks while it
             has some begins a new life, under another name.
         anew: Whether worker processes begin their lives anew in each run, which is slow.
-        conditions: What holds for every session.
         known: What came of programs in turn, plainly, before: other runners know it too.
 
     Attributes:
@@ -69,14 +67,12 @@ class Runner:
         """One run from a fresh start.
 
         Args:
-            program: Who does what.
             schedule: The option taken at each choice; 0, go on, where it has ended.
             ahead: Seconds by which the clock is moved before anything else happens.
 
         Raises:
             QueueError: An operation did something that no queue may, or its answers contradict each
                 other.
-            ConnectionLostError: The server closed a connection.
         """
         run = self._run_once(program, schedule, ahead)
         wrong = contradiction(run.history.calls, by_worker=self._terms.beats_idle)
@@ -103,7 +99,6 @@ class Runner:
         job is due. But what it gives workers who act in turn does not depend on connections.
 
         Args:
-            program: Who does what, in turn.
             run: What came of it with the pooler.
 
         Raises:

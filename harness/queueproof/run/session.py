@@ -109,7 +109,6 @@ class Session(ABC):
         """Start a statement without waiting for its answer.
 
         Args:
-            step: The statement.
             begin: Whether a BEGIN goes ahead of it, in the same message.
         """
 
@@ -123,7 +122,6 @@ class Session(ABC):
 
         Raises:
             ServerError: The server answered with an error.
-            ConnectionLostError: The connection broke.
         """
 
     @abstractmethod
@@ -132,7 +130,6 @@ class Session(ABC):
 
         Raises:
             ServerError: The server answered with an error.
-            ConnectionLostError: The connection broke.
         """
 
     @abstractmethod
@@ -152,11 +149,7 @@ class Session(ABC):
         """Ask the server to cancel the running statement, and wait until it has answered."""
 
     def probe(self) -> None:
-        """See whether its server takes another connection.
-
-        Raises:
-            LimitError: It does not answer.
-        """
+        """See whether its server takes another connection."""
         waits.connect(self.conninfo).finish()
 
     @abstractmethod
@@ -179,14 +172,8 @@ class LibpqSession(Session):
         patience: Seconds that `run` waits, where it is not `waits.OWN`.
 
     Args:
-        conninfo: Where to.
-        name: Whose it is, for messages.
         arrays: Array type of each type that is not the server's own.
         meanwhile: What is done while an answer is waited for that nobody else waits for.
-
-    Raises:
-        LimitError: The server does not answer.
-        ConnectionLostError: It refuses.
     """
 
     def __init__(
@@ -240,11 +227,7 @@ class LibpqSession(Session):
         return not self.names_settings  # DISCARD ALL empties them, and they had not existed
 
     def rename(self, name: str) -> None:
-        """Be somebody else's from now on, as a new connection would be; it is quiet, and emptied.
-
-        Args:
-            name: Whose it is, for messages.
-        """
+        """Be somebody else's from now on, as a new connection would be; it is quiet and emptied."""
         self.name = name
         self._answer = self._source = None
 
@@ -507,13 +490,8 @@ class LibpqSession(Session):
 def execute(session: Session, step: Step) -> Result:
     """Run a statement to its end; for sessions that nobody can make wait.
 
-    Args:
-        session: The session.
-        step: The statement.
-
     Raises:
         ServerError: The server answered with an error.
-        ConnectionLostError: The connection broke.
         QueueError: The server did not answer in time.
     """
     session.send(step)
@@ -523,13 +501,8 @@ def execute(session: Session, step: Step) -> Result:
 def settle(session: Session, step: Step) -> Result:
     """The answer to what was sent last, once it is there.
 
-    Args:
-        session: The session.
-        step: What was sent.
-
     Raises:
         ServerError: The server answered with an error.
-        ConnectionLostError: The connection broke.
         QueueError: The server did not answer in time.
     """
     if session.ready(waits.SOON):
@@ -550,13 +523,7 @@ def settle(session: Session, step: Step) -> Result:
 
 
 def unanswered(step: Step, seconds: float, operation: str = "") -> QueueError:
-    """The user's error for a statement that neither ends nor waits for anybody.
-
-    Args:
-        step: The statement.
-        seconds: How long it was waited for.
-        operation: Whose it is.
-    """
+    """The user's error for a statement that neither ends nor waits for anybody."""
     asked = str(step.request["op"]) if step.request else step.block
     sql = _shown(step.sql)
     return QueueError(
@@ -576,13 +543,10 @@ def drive(
     """Run an operation alone, from its first statement to its answer.
 
     Args:
-        session: Its connection.
         operation: The operation, not begun yet.
-        act: Executes a step.
 
     Raises:
         ServerError: The server answered with an error that the operation does not handle.
-        ConnectionLostError: The connection broke.
     """
     try:
         step = next(operation)
@@ -598,7 +562,6 @@ def noted(operation: Operation[T], sent: list[str]) -> Operation[T]:
 
     Args:
         operation: The operation, not begun yet.
-        sent: Where they are noted.
     """
     return watched(operation, lambda step: sent.append(step.sql))
 

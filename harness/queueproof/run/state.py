@@ -49,11 +49,6 @@ class Terms:
 class RunState:
     """What is known in the middle of a run, and recorded of it; `Execution` acts on it.
 
-    Args:
-        lab: Where.
-        terms: What holds for every run.
-        program: Who does what.
-
     Attributes:
         lab: Where.
         terms: What holds for every run.
@@ -113,12 +108,7 @@ class RunState:
         return any(flight.call.kind in MAINTENANCE for flight in flights if flight)
 
     def possible(self, actor: Actor, do: Do) -> bool:
-        """Whether an operation has a subject: a job that a claim did not get cannot be ended.
-
-        Args:
-            actor: Who would act.
-            do: What it would do.
-        """
+        """Whether an operation has a subject: a job that a claim did not get cannot be ended."""
         match do.kind:
             case "heartbeat" if actor.beside and self.lab.by_clients:
                 return False  # a worker process does one thing after another
@@ -167,7 +157,6 @@ class RunState:
         """To whom a crash or a fault happens.
 
         Args:
-            actor: Who does it.
             do: The crash or fault; without a number it happens to the actor itself.
         """
         return self.actor(f"w{do.worker}") if do.worker else actor
@@ -188,7 +177,6 @@ class RunState:
         """The connection that an operation begins on.
 
         Args:
-            actor: Who asks for it.
             call: The operation.
         """
         second = call.kind == "heartbeat" and actor.holding
@@ -209,7 +197,6 @@ class RunState:
         going round keeps them apart as long as possible.
 
         Args:
-            actor: Whose transaction begins.
             call: Its operation.
         """
         numbers: Iterable[int] = itertools.count(1)
@@ -241,7 +228,6 @@ class RunState:
         """Forget that connections are an actor's.
 
         Args:
-            actor: Whose they were.
             sessions: Which; None for all.
         """
         wanted = None if sessions is None else {session.pid for session in sessions}
@@ -252,12 +238,7 @@ class RunState:
     # --- what is recorded -----------------------------------------------------------------------
 
     def invoke(self, kind: CallKind, actor: Actor) -> Call:
-        """Record that an operation begins at this moment.
-
-        Args:
-            kind: What is asked for.
-            actor: Who asks.
-        """
+        """Record that an operation begins at this moment."""
         calls = self.record.history.calls
         calls.append(Call(len(calls), kind, actor.name, self.moment, self.now()))
         return calls[-1]
@@ -277,7 +258,6 @@ class RunState:
         """Record something that takes no time.
 
         Args:
-            kind: What happened.
             actor: To whom, or by whom.
             delay: By how many seconds the clock moved.
             began: When it began on the database's clock, in seconds; None: now.
@@ -313,8 +293,6 @@ class RunState:
         """Add a line to the trace.
 
         Args:
-            actor: Who acted.
-            event: What happened.
             text: What is to be said of it.
             call: About which call; None: the one that the actor has begun, if any.
         """
@@ -331,7 +309,6 @@ class RunState:
 
         Args:
             flight: The operation.
-            result: What the server answered.
         """
         if not result.rows:
             return
@@ -350,7 +327,6 @@ class RunState:
         """Add to the trace that a statement has stopped inside.
 
         Args:
-            actor: Whose it is.
             flight: The operation that it belongs to.
         """
         where = "query" if flight.cursor == "declared" else self.terms.conditions.gate

@@ -36,10 +36,6 @@ def stubs(
 
     Args:
         installer: The session in which the statement failed.
-        steps: What follows upon the statement.
-        ran: The statements before it.
-        step: The statement.
-        error: What the server said of it.
     """
     made, ran, undone = _Stubs(), list(ran), tuple[Step, ...]()
     with suppress(StopIteration):

@@ -87,12 +87,7 @@ FROM pg_constraint WHERE contype = 'f' AND conrelid <> confrelid
 
 
 def _columns_of(admin: waits.LimitedConnection, table: str) -> str:
-    """The columns that hold data of their own, as SQL.
-
-    Args:
-        admin: A connection.
-        table: As regclass text.
-    """
+    """The columns that hold data of their own, as SQL."""
     row = admin.execute(_COLUMNS, [table]).fetchone()
     return str(row[0]) if row and row[0] else ""  # of a table that is only locked, for example
 
@@ -108,8 +103,6 @@ def _calm(admin: waits.LimitedConnection, tables: Sequence[str], *, superuser: b
     """What has to be switched off where the harness changes the tables itself, and on again.
 
     Args:
-        admin: A connection.
-        tables: All of them, as regclass text.
         superuser: Whether the harness does so after `QUIET`.
     """
     begin, end = [], []
@@ -138,12 +131,7 @@ LAST_NEAR = 2**31 - 3  # two more are an int4 yet
 
 
 def _far_sequences(admin: waits.LimitedConnection, tables: Sequence[str]) -> str:
-    """SQL that has the tables' sequences go on where an int4 ends; empty where none can.
-
-    Args:
-        admin: A connection.
-        tables: As regclass text.
-    """
+    """SQL that has the tables' sequences go on where an int4 ends; empty where none can."""
     found = admin.execute(_FAR, [2 * LAST_NEAR, list(tables)]).fetchall()
     return "; ".join(
         f"SELECT setval({Literal(sequence).as_string()}::regclass, {LAST_NEAR})"
@@ -158,8 +146,6 @@ def _back_to_the_beginning(
 
     Args:
         admin: A connection that may read them; what they hold is kept in the schema `clock`.
-        tables: All of them, as regclass text.
-        calm: Of these tables.
         superuser: Whether the harness brings them back after `QUIET`.
 
     Returns:
@@ -216,8 +202,6 @@ class Tables:
         names: As regclass text.
 
     Args:
-        admin: A connection as the tables' owner.
-        control: The scheduler's.
         superuser: Whether the harness may keep the queue's triggers from acting.
         make_way: Ends sessions that hold locks and are not needed; False where there are none.
     """
@@ -256,7 +240,6 @@ class Tables:
         """Bring the tables back to the beginning.
 
         Args:
-            more: SQL that is sent with it.
             full: Whether they are made as small as new ones, which takes longer.
             far: Whether ids go on where an int4 ends.
             drop_new: Whether tables that came later are dropped.
@@ -288,9 +271,6 @@ class Tables:
 
         It cannot be dropped, as with a queue of statements: a worker may remember that it is there.
         A new partition is emptied with its table.
-
-        Raises:
-            QueueError: One has.
         """
         found = self._admin.execute(_TABLES).fetchall()
         new = [table for table, _, partition in found if not partition and table not in self.names]
@@ -350,11 +330,7 @@ class Tables:
     # --- other things that may happen to them ---------------------------------------------------
 
     def stop_at(self, gate: Gate | None) -> None:
-        """Make statements on the tables stop inside, or let them run through.
-
-        Args:
-            gate: Where they stop.
-        """
+        """Make statements on the tables stop inside, or let them run through."""
         views = [view for (view,) in self._admin.execute(gates.TRIGGER_VIEWS).fetchall()]
         anywhere = (*self.names, *views)
         changes = *gates.without(anywhere), *gates.within(gate, anywhere, self._gated)

@@ -100,8 +100,6 @@ class ClientSession(Session):
         disturbed: Whether its connections were broken: it serves no further run.
 
     Args:
-        lab: Whose it is.
-        key: Whose it is, for messages.
         talk: The process that begins its life as this worker.
     """
 
@@ -182,11 +180,7 @@ class ClientSession(Session):
         self.configure(settings)  # the gate inside statements too: nobody would open it before
 
     def configure(self, settings: Mapping[str, str]) -> None:
-        """Give its connections some settings, and take back those that they were given before.
-
-        Args:
-            settings: Names to values, as SQL.
-        """
+        """Give its connections some settings, and take back those that they were given before."""
         if settings == self._settings:
             return
         gone = [f"RESET {name}" for name in self._settings if name not in settings]
@@ -600,8 +594,6 @@ class ClientLab(Lab):
         """Begin an operation: the worker is asked, and each of its statements is a step.
 
         Args:
-            operation: Its name.
-            actor: Who asks.
             **arguments: Those of `OPERATIONS`; the worker is told what it takes.
         """
         taken = self.queue.takes(operation)
@@ -652,9 +644,7 @@ class ClientLab(Lab):
         """The user's error for an operation that failed although nobody disturbed it.
 
         Args:
-            operation: Its name.
             step: Its last statement, or what it was asked.
-            error: What it answered.
         """
         last = "" if step.request else f"\nIts last statement: {textwrap.shorten(step.sql, 300)}"
         return WorkerError(

@@ -23,11 +23,7 @@ def identity(name: str) -> str:
 
 
 def call_workers_apart(process: int) -> None:
-    """Give this process' workers names that no other's have: a queue may see both on one server.
-
-    Args:
-        process: Its number.
-    """
+    """Give this process' workers names that no other's have: a queue may see both on one server."""
     _tail[:] = [f"{process:0{_TAIL}x}"[-_TAIL:]]
     identity.cache_clear()
 

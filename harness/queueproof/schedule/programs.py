@@ -167,7 +167,6 @@ class Program(NamedTuple):
 
         Args:
             start: The first of them, among `specs`.
-            end: The first behind them.
         """
         many = len(self.jobs)
         jobs = self.jobs[:start] + self.jobs[end:]
@@ -246,12 +245,7 @@ def _fields(one: Do | JobSpec) -> dict[str, Any]:
 
 
 def claim(limit: int = 1, queue: str = "default") -> Do:
-    """Claim at most `limit` jobs of a queue.
-
-    Args:
-        limit: Jobs.
-        queue: Which of the queues.
-    """
+    """Claim at most `limit` jobs of a queue."""
     return Do("claim", limit=limit, queue=queue)
 
 
@@ -339,7 +333,6 @@ def script(actor: str, *dos: Do) -> Script:
 
     Args:
         actor: Its name: w1, reaper, producer, clock, ...
-        *dos: What it does, in this order.
     """
     return actor, dos
 

@@ -24,7 +24,6 @@ def read(kind: Any, data: object, field: str) -> Any:  # noqa: ANN401 - types, a
     Args:
         kind: The type; `Annotated` with what it is one of, where that is fewer.
         data: As `json` reads it.
-        field: What a message calls it.
 
     Raises:
         QueueproofError: It is of another type, too large, or too much; the message has the field.
@@ -61,11 +60,7 @@ def _known(value: object, known: Any, field: str) -> Any:  # noqa: ANN401 - name
 
 
 def refuse(field: str, data: object, wanted: str) -> Any:  # noqa: ANN401 - it returns nothing
-    """Say which field is no good.
-
-    Raises:
-        QueueproofError: Always.
-    """
+    """Say which field is no good."""
     shown = json.dumps(data, ensure_ascii=False, default=str)
     shown = shown if len(shown) <= _SHOWN else f"{shown[:_SHOWN]}…"
     raise QueueproofError(

@@ -35,9 +35,6 @@ def explore(
     taken begins a schedule of its own.
 
     Args:
-        runner: Runs the program.
-        program: Who does what.
-        budget: Most schedules.
         seed: Which schedules come first among those with equally many preemptions.
         fixed: So many choices at the beginning are not varied.
     """

@@ -26,8 +26,6 @@ def reduced(runner: Runner, declared: Declared, failure: Failure) -> Failure:
     failure-inducing input", 2002): the jobs of a queue are independent, but for those few.
 
     Args:
-        runner: Runs programs under the failure's conditions.
-        declared: What the queue declares.
         failure: What is to break again: the same guarantee, by the same operation.
     """
     best = failure

@@ -86,12 +86,7 @@ class Like(NamedTuple):
 
 
 def breaches(run: Run, declared: Declared) -> list[Violation]:
-    """What a run broke: guarantees, and what is unexpected.
-
-    Args:
-        run: What happened.
-        declared: What the queue declares.
-    """
+    """What a run broke: guarantees, and what is unexpected."""
     return [*check(run.history, declared).violations, *unexpected(run)]
 
 
@@ -135,12 +130,7 @@ def find(
     A schedule that alone decides what happens goes before one that leaves a choice to the server.
 
     Args:
-        runner: Runs the program.
         declared: What the checker must know of the queue.
-        program: Who does what.
-        guarantee: What is to break.
-        budget: Most schedules.
-        seed: See `explore`.
         like: What is found must tell it, see `Failure.tells`.
     """
     found = None
@@ -164,8 +154,6 @@ def one_by_one(runner: Runner, declared: Declared, failure: Failure) -> First:
     """Search programs for what breaks as a failure does, one after the other.
 
     Args:
-        runner: Runs the programs.
-        declared: What the queue declares.
         failure: What is to break again: the same guarantee, by the same operation.
     """
 
@@ -188,7 +176,6 @@ def shrink(failure: Failure, first: First) -> Failure:
     pieces before were needed a moment ago, and are asked again at the end.
 
     Args:
-        failure: What broke.
         first: Finds the first of several programs that breaks in the same way.
     """
     if (again := first([failure.program])) is not None:
@@ -209,11 +196,7 @@ def shrink(failure: Failure, first: First) -> Failure:
 
 
 def smaller(program: Program) -> Iterator[Program]:
-    """Programs with less, the largest pieces first.
-
-    Args:
-        program: What they are parts of.
-    """
+    """Programs with less, the largest pieces first."""
     stages, specs = program.stages, program.specs
     for n in range(len(stages)):
         yield program._replace(stages=stages[:n] + stages[n + 1 :])

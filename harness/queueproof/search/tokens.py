@@ -23,9 +23,7 @@ def encode_token(digest: str, guarantee: str, seed: int, **data: object) -> str:
     """A story as one word: queue, guarantee, seed, and program with schedule, or plan cell.
 
     Args:
-        digest: Of the queue.
         guarantee: The id of the one that is broken.
-        seed: Of the check.
         **data: What `replay` needs to see it again, as JSON has it.
     """
     packed = json.dumps([digest, guarantee, seed, data], separators=(",", ":"))

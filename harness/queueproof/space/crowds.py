@@ -75,12 +75,7 @@ class Crowd(NamedTuple):
 
 
 def crowd(pieces: Pieces, rng: random.Random) -> Crowd:
-    """One crowd.
-
-    Args:
-        pieces: What the queue offers.
-        rng: Makes each choice.
-    """
+    """One crowd."""
     return _Drawing(pieces, rng).drawn()
 
 
@@ -88,8 +83,6 @@ def numbered(pieces: Pieces, seed: int, number: int) -> Crowd:
     """The crowd with a number, the same wherever and whenever it is drawn.
 
     Args:
-        pieces: As for `crowd`.
-        seed: Of the check.
         number: From 0.
     """
     return crowd(pieces, random.Random(f"{seed} {number}"))  # noqa: S311 - reproducible, no secret

@@ -170,10 +170,7 @@ class Space:
     """The situations of a queue's jobs, and the programs that are made of them.
 
     Args:
-        pieces: What the queue offers.
-        rules: What it declares.
         bound: Most attempts of the job; 0: as the queue's header says.
-        batch: Jobs that lead one life together.
         spent: How all attempts but the last have come to nothing before; empty where they have not.
     """
 
@@ -657,12 +654,7 @@ def _only_do(one: Script) -> tuple[str, Do]:
 
 
 def spaces(pieces: Pieces, rules: Declared) -> list[Space]:
-    """The spaces of a queue: of a job that has one attempt left, of one that has more, of a batch.
-
-    Args:
-        pieces: What it offers.
-        rules: What it declares.
-    """
+    """The spaces of a queue: of a job with one attempt left, of one with more, of a batch."""
     bounds = pieces.bounds() or [0]
     found = [Space(pieces, rules, bound) for bound in dict.fromkeys((bounds[0], bounds[-1]))]
     if 1 < bounds[0] <= MOST_ATTEMPTS:  # the queue's own, and no enqueue can ask for fewer
@@ -675,13 +667,7 @@ def spaces(pieces: Pieces, rules: Declared) -> list[Space]:
 
 
 def spent(pieces: Pieces, rules: Declared, bound: int) -> Iterator[tuple[Script, ...]]:
-    """The ways in which all attempts of a job but its last come to nothing.
-
-    Args:
-        pieces: What the queue offers.
-        rules: What it declares.
-        bound: How many attempts there are.
-    """
+    """The ways in which all attempts of a job but its last come to nothing."""
     times = range(bound - 1)
 
     def cycles(takes: Callable[[int], Script], seconds: float) -> Iterator[Script]:
@@ -785,8 +771,6 @@ def ordered(
     first, and those that take more steps.
 
     Args:
-        known: All of them.
-        seed: Of the order.
         several: Operations that send several statements.
     """
     rng = random.Random(seed)  # noqa: S311 - a reproducible order, not a secret
@@ -806,13 +790,7 @@ def ordered(
 
 
 def worn(known: Iterable[Known], pieces: Pieces, seed: int) -> Iterator[Program]:
-    """The programs, half of them in a skin.
-
-    Args:
-        known: Which.
-        pieces: What the queue offers.
-        seed: Of the choice of skins.
-    """
+    """The programs, half of them in a skin."""
     rng = random.Random(seed)  # noqa: S311 - a reproducible order, not a secret
     offered = skins(pieces)
     for one in known:

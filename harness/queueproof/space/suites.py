@@ -39,7 +39,6 @@ class Suite(Pieces):
     """The programs for a queue.
 
     Args:
-        offer: What it brings.
         through: Only programs that do this operation; None: all.
         seed: Of the order in which situations and meetings come.
     """
@@ -63,7 +62,6 @@ class Suite(Pieces):
         Args:
             what: `ALONE`, `MEETINGS`, or a fault: acts that come to something, with that at any
                 of their steps.
-            count: How many.
         """
         programs = worn(self._every(what), self, self._seed)
         if self.through is not None:

@@ -502,7 +502,6 @@ class Wire:
 
         Raises:
             ServerUnavailableError: The server does not let us in without encryption.
-            QueueproofError: Encryption is asked for.
         """
         upstream = self.upstream
         opened = self._owners[owner] = _Owner(self, owner)
@@ -528,7 +527,6 @@ class Wire:
         """Hold back what an owner's clients execute from now on, or let all of it through.
 
         Args:
-            owner: An actor.
             on: Whether to hold.
         """
         self._owners[owner].held = on
@@ -553,7 +551,6 @@ class Wire:
 
         Raises:
             ServerUnavailableError: The server does not let us in without encryption.
-            QueueproofError: Encryption is asked for.
         """
         if self._resolved is None or self._resolved[0] != self.conninfo:
             self._resolved = self.conninfo, resolve(self.conninfo)
@@ -565,7 +562,6 @@ class Wire:
         """A socket that is read and written as `pump` finds it ready.
 
         Args:
-            opened: The socket.
             receive: Called with what was read; nothing at its end.
             drained: Called when the other side has read something that had to wait.
         """
@@ -575,7 +571,6 @@ class Wire:
         """Have `pump` call something whenever a file descriptor is readable.
 
         Args:
-            fd: The file descriptor.
             callback: What is called.
         """
         self._selector.register(fd, selectors.EVENT_READ, lambda _: callback())

@@ -106,11 +106,7 @@ class Pipeline:
     # --- from the client ------------------------------------------------------------------------
 
     def note(self, message: Message) -> Due:
-        """Know what a message names, before it is sent; what the server will owe for it.
-
-        Raises:
-            ProtocolError: It is malformed.
-        """
+        """Know what a message names, before it is sent; what the server will owe for it."""
         match message.kind:
             case "P":
                 return self._parse(protocol.read_parse(message.body))
@@ -149,11 +145,7 @@ class Pipeline:
         """A message goes to the server.
 
         Args:
-            message: The message.
             noted: What `note` gave for it, if it was asked before.
-
-        Raises:
-            ProtocolError: It is malformed.
         """
         kind = message.kind
         if self.copying:
@@ -177,9 +169,6 @@ class Pipeline:
         Returns:
             Whether it ends an `execute`, or everything up to a Sync or a simple Query (`ready`), or
             begins a `copy`.
-
-        Raises:
-            ProtocolError: It is malformed.
         """
         match message.kind:
             case "E":

@@ -88,11 +88,7 @@ class Message(NamedTuple):
 
 
 class Parser:
-    """Cuts the bytes of one direction of a connection into messages.
-
-    Args:
-        side: Whose messages they are.
-    """
+    """Cuts the bytes of one direction of a connection into messages."""
 
     def __init__(self, side: Literal["frontend", "backend"]) -> None:
         self._limits = _TOLD[side]
@@ -181,12 +177,7 @@ class Parser:
 
 
 def message(kind: str, body: bytes = b"") -> bytes:
-    """A message as it goes over the wire.
-
-    Args:
-        kind: Its letter.
-        body: What follows its length.
-    """
+    """A message as it goes over the wire."""
     return _HEADER.pack(kind.encode(), 4 + len(body)) + body
 
 
@@ -211,8 +202,6 @@ def error_response(severity: str, sqlstate: str, text: str) -> bytes:
 
     Args:
         severity: `ERROR` or `FATAL`.
-        sqlstate: Five characters.
-        text: The message.
     """
     fields = (("S", severity), ("V", severity), ("C", sqlstate), ("M", text))
     return message("E", b"".join(f"{key}{value}\0".encode() for key, value in fields) + b"\0")
@@ -340,7 +329,6 @@ def decode(values: Iterable[bytes | None], formats: Iterable[int], oids: Iterabl
     """Parameters as a story shows them.
 
     Args:
-        values: As they were bound.
         formats: 0 for text, 1 for binary; one each.
         oids: Their types as far as these are known: there may be fewer.
     """

@@ -45,7 +45,6 @@ def resolve(conninfo: str) -> Upstream:
 
     Raises:
         ServerUnavailableError: The server does not let us in without encryption.
-        QueueproofError: Encryption is asked for.
     """
     mode = conninfo_to_dict(conninfo).get("sslmode")
     if mode in _ENCRYPTED:
