@@ -340,7 +340,41 @@ UPDATE jobs SET status = 'running'
 WHERE id IN (SELECT id FROM jobs WHERE due IS NULL LIMIT 9) RETURNING id;"""
 
 
+BOUNDED = {
+    "header": "max_attempts = 3",
+    "claim": """
+UPDATE jobs SET status = 'running', tries = tries + 1 WHERE id = (SELECT id FROM jobs
+WHERE tries < most LIMIT 1) RETURNING id;""",
+}
+NINE = "(payload)\nINSERT INTO jobs (payload, most) VALUES (:payload, 9) RETURNING id;"
+UNBOUNDED = "(payload)\nINSERT INTO jobs (payload) VALUES (:payload) RETURNING id;"
+BEGUN = "\nUPDATE jobs SET status = 'running', at = now() WHERE status = 'queued' RETURNING id;"
+HOURLY = """()
+UPDATE jobs SET status = 'queued' WHERE status = 'running' AND at < now() - interval '1 h'
+RETURNING id;"""
+
+
 MADE = {
+    "another number": (
+        "retry-bound",
+        BOUNDED | {"enqueue": NINE},
+        "(payload, max_attempts)\nINSERT INTO jobs (payload, most) VALUES (:payload, :max_att",
+    ),
+    "no number": (
+        "retry-given",
+        BOUNDED | {"enqueue": UNBOUNDED},
+        "(payload, most) VALUES (:payload, :max_attempts)",
+    ),
+    "a number in a claim": (
+        "retry-bound",
+        BOUNDED | {"claim": BOUNDED["claim"].replace("< most", "< 9"), "enqueue": UNBOUNDED},
+        "WHERE tries < 3 LIMIT",
+    ),
+    "another lease": (
+        "stale-recovery",
+        {"header": LEASE, "claim": BEGUN, "recover": HOURLY},
+        "(lease)\nUPDATE jobs SET status = 'queued' WHERE status = 'running' AND at < now() - :lease",
+    ),
     "once": (
         "non-blocking",
         {"claim": AMONG},

@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 
 from queueproof.errors import QueueError, Source
 from queueproof.queues.model import VOID, Claim, JobRow, Operation, Result, Step, Value, Values
-from queueproof.queues.numbers import others_than_declared
 from queueproof.queues.sqlfile import SqlFileQueue, load, load_text
 from tests.fix_queues import queue_file
 
@@ -282,42 +281,6 @@ def test_a_bare_schema_is_told_how_to_become_a_queue_file() -> None:
     """Whoever checks a dump is told what makes a queue file of it."""
     with pytest.raises(QueueError, match=r"q.sql:1: .*init jobs.sql --from-schema FILE"):
         load_text("CREATE TABLE jobs (id bigserial PRIMARY KEY);\n", PATH)
-
-
-SAYING = {
-    "fail": "!\nUPDATE jobs SET s = 1 WHERE id = :id AND {};",
-    "recover": "\nDELETE FROM jobs WHERE at < now() - {} RETURNING id;",
-    "claim": "\nUPDATE jobs SET {} RETURNING id;",
-}
-OWN = r"claim has a lease of .*, and the header's lease is 30 s: let both say the same"
-
-
-@pytest.mark.parametrize(
-    ("block", "says", "told"),
-    [
-        ("fail", "attempts >= 9", "fail counts"),
-        ("fail", "attempts + 1 >= 5", ""),
-        ("fail", "max_attempts >= 9", ""),
-        ("fail", "attempts < :max_attempts", ""),
-        ("recover", "interval '1 minute'", "recover waits '1 minute'"),
-        ("recover", "interval '30 seconds'", ""),
-        ("recover", "interval '1 second' * timeout", ""),
-        ("recover", ":lease", ""),
-        ("claim", "until = now() + interval '2 minutes' WHERE until < now()", OWN),
-        ("claim", "until = (now() AT TIME ZONE 'UTC') + '120 s'", OWN),
-        ("claim", "at = now() WHERE at < now() - interval '2 minutes'", OWN),
-        ("claim", "until = CURRENT_TIMESTAMP + interval '30 seconds'", ""),
-        ("claim", "until = now() + :lease WHERE enqueued < now() - interval '2 minutes'", ""),
-        ("claim", "at = now() WHERE enqueued < now() - interval '2 minutes'", ""),
-        ("claim", "until = now() + interval '2 minutes' * attempts", ""),
-    ],
-)
-def test_numbers_other_than_the_header_s_are_told(block: str, says: str, told: str) -> None:
-    """A lease or a count in the SQL that is not the header's breaks what the queue may keep."""
-    text = SAYING[block].format(says)
-    named = queue(claim=text) if block == "claim" else queue(f"\n-- name: {block}{text}")
-    found = list(others_than_declared(named))
-    assert [bool(re.search(f": {told}", line)) for line in found] == [True] * bool(told)
 
 
 @pytest.mark.parametrize(

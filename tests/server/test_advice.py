@@ -79,7 +79,6 @@ def test_advice_that_fails_costs_nothing_of_the_verdict(
         "queueproof.report.page.to_page",
         "queueproof.report.github.commands",
         "queueproof.cli.judging._tell_breaks",
-        "queueproof.cli.judging._tell_numbers",
         "queueproof.advice.verdicts.judge",
         "queueproof.advice.search.mend",
     ):
@@ -95,7 +94,6 @@ def test_advice_that_fails_costs_nothing_of_the_verdict(
     assert run(["mutate", *arguments, *reports]) == 1
     said = capsys.readouterr()
     missing = (
-        "where the SQL has another number than the header",
         "what mends single-claim, in the queue's own names",
         "the drawing of a story of single-claim",
         "the rest of the mutants",

@@ -338,19 +338,21 @@ def _values(block: str, draft: Draft) -> Iterator[Clause]:
 
 def _counted(site: Site, draft: Draft) -> Iterator[Change]:
     """Every comparison of the count with its bound, in the one right form."""
-    count, most = draft.jobs["attempts"], draft.jobs["most"]
-    if not count or not most:
+    count, most, declared = draft.jobs["attempts"], draft.jobs["most"], draft.queue.max_attempts
+    if not count or not (most or declared):
         return
     edits = []
     for node in site.parsed.tree.find_all(exp.LT, exp.LTE, exp.GT, exp.GTE):
-        if mentions(node.this, count) and mentions(node.expression, most):
+        other = node.expression
+        if mentions(node.this, count) and (isinstance(other, exp.Literal) or mentions(other, most)):
             table = next(iter(node.this.find_all(exp.Column))).table
             of = f"{table}." if table else ""
+            bound = f"{of}{most}" if most else f"{declared}"
             operator = "<" if isinstance(node, exp.LT | exp.LTE) else ">="
-            edits.append(Edit(site.parsed.span(node), f"{of}{count} {operator} {of}{most}"))
+            edits.append(Edit(site.parsed.span(node), f"{of}{count} {operator} {bound}"))
     kept = [e for e in edits if site.parsed.source(e.span).split() != e.new.split()]
     if kept:
-        yield Change(f"compares {count} with {most}", kept)
+        yield Change(f"compares {count} with {most or declared}", kept)
 
 
 def _once(site: Site, _: Draft) -> Iterator[Change]:
@@ -481,7 +483,9 @@ def _exact(site: Site, _: Draft) -> Iterator[Change]:
 
 def _inserted(site: Site, draft: Draft) -> Iterator[Change]:
     """An enqueued job has its due time, and what was asked for, from the beginning."""
-    parsed, due = site.parsed, draft.jobs["due"]
+    parsed, due, most = site.parsed, draft.jobs["due"], draft.jobs["most"]
+    lacking = [(due, "now() + :delay")] if "delay" in draft.queue.takes("enqueue") else []
+    lacking += [(most, ":max_attempts")] if draft.queue.max_attempts else []
     for insert in parsed.tree.find_all(exp.Insert) if site.own else ():
         values = insert.expression
         if not isinstance(values, exp.Values) or not isinstance(insert.this, exp.Schema):
@@ -492,14 +496,17 @@ def _inserted(site: Site, draft: Draft) -> Iterator[Change]:
             used = [str(one.this) for one in value.find_all(exp.Placeholder)]
             wanted = f":{used[0]}" if used and used[0] in _PLAIN else ""
             wanted = "now() + :delay" if name == due.name and "delay" in used else wanted
+            if name == most.name and isinstance(value, exp.Literal) and draft.queue.max_attempts:
+                wanted = ":max_attempts"
             if wanted and site.text(value).split() != wanted.split():
                 yield Change(f"{name} is {wanted}", [Edit(parsed.span(value), wanted)])
-        if due and due.name not in names and "delay" in draft.queue.takes("enqueue"):
-            whole = Span(0, len(parsed.text))
-            first = parsed.tokens(whole)[parsed.words(whole).index(")")].start
-            end = parsed.span(row[-1]).end
-            edits = [Edit.at(first, f", {due}"), Edit.at(end, ", now() + :delay")]
-            yield Change(f"{due} is inserted", edits)
+        for column, given in lacking:
+            if column and column.name not in names:
+                whole = Span(0, len(parsed.text))
+                first = parsed.tokens(whole)[parsed.words(whole).index(")")].start
+                end = parsed.span(row[-1]).end
+                edits = [Edit.at(first, f", {column}"), Edit.at(end, f", {given}")]
+                yield Change(f"{column} is inserted", edits)
 
 
 def _unlocked(site: Site, _: Draft) -> Iterator[Change]:
@@ -597,7 +604,7 @@ FORMS: Sequence[Form] = (
     Form(_read_first, "non-blocking no-deadlock", "claim recover promote cleanup"),
     Form(_as_others, f"{TWICE} stale-recovery backoff no-lost-job"),
     Form(_asked_again, f"{TWICE} no-lost-job stale-recovery backoff retry-bound"),
-    Form(_narrowed, f"{TWICE} not-early routing no-starvation no-lost-job backoff"),
+    Form(_narrowed, f"{TWICE} stale-recovery not-early routing no-starvation no-lost-job backoff"),
     Form(_row_by_row, "fencing", "complete_many"),
     Form(_in_pairs, "fencing", "complete_many"),
     Form(_with_the_job, f"{TWICE} no-lost-job", _ON_HELD),

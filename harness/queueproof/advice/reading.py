@@ -180,8 +180,10 @@ class Draft:
         for less in self._of("claim", exp.LT, exp.LTE):
             if isinstance(less.this, exp.Column) and less.expression.find(*_NOW):
                 found.setdefault("due", less.this.name)
-            if isinstance(less.this, exp.Column) and less.this.name == found.get("attempts"):
-                found.setdefault("most", less.expression.name)
+            bound = less.expression.find(exp.Column)
+            counts = isinstance(less.this, exp.Column) and less.this.name == found.get("attempts")
+            if counts and bound is not None:
+                found.setdefault("most", bound.name)
         for role, name in (("attempts", self._counted_later()), ("due", self._awaited())):
             if name:
                 found.setdefault(role, name)

@@ -338,7 +338,7 @@ def ranked(draft: Draft, guarantee: str, blocks: Collection[str]) -> list[tuple[
     Args:
         blocks: Those that take part in the story; none where they are not known.
     """
-    mine = {*blocks, "schema"}
+    mine = {*blocks, "schema", "enqueue"}  # every story begins with a job
     about = [f"{draft.jobs[role]}" for role in _ABOUT.get(guarantee, ())]
 
     def speaks(fix: Fix) -> bool:

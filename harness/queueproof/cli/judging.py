@@ -293,21 +293,9 @@ def remedied(
 def _introduce(out: Output, target: Queue, what: str, how: str) -> None:
     """Say what is checked, and at once what says more of the file than of the queue."""
     out.prose(f"{what}; {how}\n")
-    with beside_the_verdict("where the SQL has another number than the header"):
-        _tell_numbers(out, target)
     if "jobs" not in target.offers:
         unseen = "so the check cannot see the state of a job that nobody claims any more"
         out.say(f"The queue has no block `jobs`, {unseen}.\n")
-
-
-def _tell_numbers(out: Output, target: Queue) -> None:
-    """Say where the file's SQL has another number than its header."""
-    from queueproof.queues.numbers import others_than_declared
-    from queueproof.queues.sqlfile import SqlFileQueue
-
-    told = list(others_than_declared(target)) if isinstance(target, SqlFileQueue) else []
-    if told:
-        out.say("\n".join([*told, ""]))
 
 
 def _tell_todos(out: Output, target: Queue) -> None:
@@ -329,8 +317,6 @@ def _tell_todos(out: Output, target: Queue) -> None:
 
 def _tell_breaks(out: Output, target: Queue, card: Card) -> None:
     """Say which declared break is mended, which lacks a reason, and what is not the user's yet."""
-    if card.verdict == "broken":
-        _tell_numbers(out, target)
     _tell_todos(out, target)
     for judgement in card.guarantees:
         why = target.breaks.get(judgement.id)
