@@ -21,7 +21,6 @@ class Tool:
     """One thing that a check can use.
 
     Attributes:
-        name: What.
         state: `broken` where it is here, and does not work.
         found: Its version, or what is wrong with it; nothing where it is missing.
         adds: What it is good for.

@@ -373,7 +373,7 @@ MADE = {
     "another lease": (
         "stale-recovery",
         {"header": LEASE, "claim": BEGUN, "recover": HOURLY},
-        "(lease)\nUPDATE jobs SET status = 'queued' WHERE status = 'running' AND at < now() - :lease",
+        "UPDATE jobs SET status = 'queued' WHERE status = 'running' AND at < now() - :lease",
     ),
     "once": (
         "non-blocking",

@@ -30,9 +30,6 @@ class Proposal:
     Args:
         include: The schema's files, from where the queue file will stand, as TOML has a list.
 
-    Attributes:
-        text: The file.
-
     Raises:
         QueueproofError: Nothing in the table names a job, or says that it waits or runs.
     """

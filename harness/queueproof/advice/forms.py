@@ -579,7 +579,6 @@ class Form(NamedTuple):
     """A safe form.
 
     Attributes:
-        make: What offers it.
         mends: The guarantees that it may mend.
         blocks: Those that it is for; nothing: any.
         last: Whether it takes something away, and so comes after what adds.

@@ -27,7 +27,6 @@ class Clause(NamedTuple):
     """A condition on a column, or with `=` an assignment.
 
     Attributes:
-        column: The column.
         value: What it is compared with, or given.
         sign: What stands between them.
     """
@@ -47,7 +46,6 @@ class Jobs:
     """A table read as one of jobs.
 
     Attributes:
-        table: The table.
         key: The column by which a job is named.
         columns: By what they are for (`ROLES`).
         states: What SQL calls each state that the status may have.

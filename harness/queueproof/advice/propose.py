@@ -34,7 +34,6 @@ class Proposed(NamedTuple):
     """A queue file for somebody's tables.
 
     Attributes:
-        text: The file.
         table: Whose jobs it is about.
         rejected: Why it cannot be judged as it is: what the server says; None: it can.
         asks: What the CHECK asks that was violated, where one was.

@@ -43,12 +43,7 @@ class Located(NamedTuple):
 
 
 class Whole(NamedTuple):
-    """A block, with those of its statements that stand in the file itself.
-
-    Attributes:
-        block: Its name.
-        places: The statements.
-    """
+    """A block, with those of its statements that stand in the file itself."""
 
     block: str
     places: Sequence[Located]
@@ -59,9 +54,7 @@ class Site:
     """A query or a change, in a block of its own or in a function that the block calls.
 
     Attributes:
-        block: The block.
         start: Where in the file it begins.
-        parsed: Its tree.
         own: Whether it stands in the block itself, where the block's parameters are known.
     """
 

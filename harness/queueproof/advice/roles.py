@@ -58,7 +58,6 @@ class Role(NamedTuple):
     """A use that a table of jobs has for a column.
 
     Attributes:
-        meaning: In words.
         types: Those that it may have, by their families.
         names: What it is called, as a regular expression.
         weight: How much a table with it looks like one of jobs.

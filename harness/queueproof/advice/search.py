@@ -135,8 +135,6 @@ class Tries:
     """The candidates that were tried for one guarantee.
 
     Attributes:
-        name: The guarantee.
-        tried: Candidates.
         passed: Those that no longer tell a story.
         checked: Those of them that were asked for what must hold.
         instead: The guarantees that some of them break, while no story happens any more.

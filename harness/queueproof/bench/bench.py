@@ -56,7 +56,6 @@ class Group(NamedTuple):
     """Queues that are compared under the same load, next to each other in time.
 
     Attributes:
-        shape: Of the load.
         queues: The first one is what the others are compared with.
     """
 
@@ -195,8 +194,6 @@ class Compared:
     """Queues under the same load, as they are measured round by round.
 
     Attributes:
-        shape: Of the load.
-        sides: The queues.
         jobs: How many to put in.
         own: Each queue's own jobs/s, by its name.
     """

@@ -43,8 +43,6 @@ class Ground(ExitStack):
     Attributes:
         pace: Of the next load.
         apart: Whether a queue that completes and claims in one statement uses two, as pgbench does.
-        server: Where it is.
-        conninfo: Of its database.
     """
 
     def __init__(self, server: Server, workers: int, pace: Pace = CLOSED) -> None:

@@ -53,9 +53,7 @@ class Chart(NamedTuple):
     """A question to a benchmark, and its answer as panels.
 
     Attributes:
-        title: What is shown.
         note: How to read it.
-        panels: One SVG each.
     """
 
     title: str

@@ -21,12 +21,7 @@ PILOTS = 2  # rounds that are not counted: they set the number of jobs, and warm
 
 
 class Budget(NamedTuple):
-    """What a comparison may take; None where it is not limited.
-
-    Attributes:
-        seconds: So long.
-        rounds: So many rounds.
-    """
+    """What a comparison may take; None where it is not limited."""
 
     seconds: float | None = BUDGET
     rounds: int | None = None

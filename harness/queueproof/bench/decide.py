@@ -36,7 +36,6 @@ class Finding:
         verdict: On the second queue, beside the first.
         ratio: Its jobs/s divided by the first one's: the mean of the middle half of the rounds.
         low: Lower end of the ratio's bootstrap interval.
-        high: Its upper end.
         level: How often such an interval holds the true ratio, nominally.
         rounds: How many rounds it took.
         looks: How many looks at the figures.

@@ -31,8 +31,6 @@ class Point(NamedTuple):
 
     Attributes:
         phase: One of `PHASES`.
-        seconds: Since the beginning.
-        claims: Since the beginning.
         buffers: Shared buffers that a claim touches; with its completion, where it holds its
             transaction open.
         p50: Seconds that a claim took since the last point: median.

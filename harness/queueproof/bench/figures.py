@@ -24,8 +24,6 @@ class Series:
     """One queue under one load.
 
     Attributes:
-        queue: Its short name.
-        shape: Of the load.
         runs: One per round.
         reason: Why there is no figure: not applicable by contract, or it failed; else empty.
         failed: Whether the reason is a failure.

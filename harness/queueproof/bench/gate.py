@@ -35,11 +35,8 @@ class Condition:
 
     Attributes:
         text: As it was written.
-        name: Of the counter.
-        how: The comparison.
         factor: The number, or by what a baseline's figure is multiplied.
         baseline: A report of before; None where the number stands alone.
-        path: Its file.
     """
 
     text: str

@@ -37,7 +37,6 @@ class HostedWorkers:
     """Workers of a queue whose tables are made; whoever makes them closes them.
 
     Attributes:
-        ids: The jobs.
         message: Seconds that a message costs in which the worker has nothing to do.
     """
 

@@ -278,12 +278,10 @@ class Section(NamedTuple):
     """A benchmark as a page shows it.
 
     Attributes:
-        name: Of its file.
         data: The file's own text, base64.
         method: How the figures came about, a sentence or two each.
         comparison: What a comparison has found, or what the figures say.
         charts: Their titles, notes and SVGs.
-        tables: All figures.
         notes: Why some are missing.
     """
 

@@ -47,7 +47,6 @@ class Field(NamedTuple):
     Attributes:
         place: Its place in the row.
         name: Its name, or that of the parameter that it becomes.
-        oid: Of its type.
         array: Of the array of that.
     """
 
@@ -74,8 +73,6 @@ class Command:
     Attributes:
         name: Of the prepared statement.
         sql: With `$1` to `$n`.
-        types: Their types' oids.
-        parameters: Their names.
         arrays: Columns of its answer that later commands of the block take as arrays.
         where: Its place in the queue file, for messages.
         wait: Seconds that the client waits before it sends this.
@@ -97,7 +94,6 @@ class Script:
     """A block of a queue file, ready to run.
 
     Attributes:
-        commands: Its steps.
         counts: Whether the answer is the count of rows affected (`!`), not rows.
     """
 
@@ -117,7 +113,6 @@ class LoadSession:
     """A connection that runs scripts; no answer is waited for longer than `waits.BULK`.
 
     Attributes:
-        pgconn: The connection.
         trips: How many statements scripts have sent.
     """
 

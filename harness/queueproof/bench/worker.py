@@ -54,7 +54,6 @@ class Exchange:
     """The block that completes a batch and claims the next one.
 
     Attributes:
-        script: The block.
         token: The columns of `Load.token`, where its answer has them and as what it takes them.
         completed: Where it says of a row whether that job is completed now; others are claimed.
     """
@@ -71,14 +70,12 @@ class Load:
     Attributes:
         setup: SQL for a new connection.
         start: What a worker does once, before all else; no command: nothing.
-        claim: The claim.
         complete: The completion, of one job or of all that a claim got; no command where the
             claim itself is the end of its jobs.
         many: Whether it is of all.
         token: Columns of the claim's answer that the completion takes; the id comes first.
         constants: Parameters that are the same for every worker.
         retry_on: SQLSTATEs after which an operation is tried again.
-        enqueue: For the preload.
         enqueue_id: Where the id stands in the answer of enqueue.
         promote: For what was put in; no command where the queue does not offer it.
         observed: What the table says at the end; no command where the queue does not offer it.

@@ -14,11 +14,7 @@ if TYPE_CHECKING:
 
 
 class _LastingStream(io.RawIOBase):
-    """A standard stream that swallows everything once it cannot be written to any more.
-
-    Attributes:
-        error: Why it cannot.
-    """
+    """A standard stream that swallows everything once it cannot be written to any more."""
 
     def __init__(self, descriptor: int) -> None:
         self.error: OSError | None = None

@@ -45,7 +45,6 @@ class Findings:
 
     Attributes:
         lab: Where it is installed.
-        offer: What it brings.
         seed: Of the random programs and schedules.
         pool: Other processes that do the work, see `Crew`.
         told: Called at once with each guarantee that breaks.

@@ -46,8 +46,6 @@ class _Part(NamedTuple):
     """Something to do.
 
     Attributes:
-        what: Its name.
-        act: Does it.
         units: That it will probably ask for.
     """
 

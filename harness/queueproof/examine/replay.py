@@ -34,8 +34,6 @@ class Replayed:
     """A story that happened again.
 
     Attributes:
-        guarantee: What it breaks.
-        told: The story.
         data: What its token holds: program with schedule, or what a probe needs.
         failure: What happened; None for a probe's story.
         accepted: Why the queue declares the break as known; empty where it does not.

@@ -54,11 +54,7 @@ class Exploration(NamedTuple):
     """A program under as many schedules as a budget allows.
 
     Attributes:
-        program: Who does what.
-        conditions: Under what.
-        budget: Most schedules.
         counting: The guarantee that says what its conditions' evidence is; or nothing.
-        fixed: See `explore`.
     """
 
     program: Program
@@ -73,8 +69,6 @@ class Draws(NamedTuple):
 
     Attributes:
         first: The number of the first.
-        many: How many.
-        conditions: Under what.
         counting: As for an exploration.
     """
 
@@ -130,7 +124,6 @@ class Done:
 
     Attributes:
         found: What comes of it.
-        unmoved: See `Lab`.
     """
 
     found: list[Tried] | Seen | Failure | None

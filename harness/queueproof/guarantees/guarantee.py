@@ -20,7 +20,6 @@ class Variation(NamedTuple):
     """Conditions that should change nothing, and the programs that are run under them.
 
     Attributes:
-        conditions: Under what.
         known: Of which kinds, as `Suite.first` knows them.
         share: Of so many there is one.
     """
@@ -45,7 +44,6 @@ class Guarantee:
     Attributes:
         id: Public and frozen: it stands in files, reports and exit messages.
         called: What people call its break, or look for, with commas between.
-        sentence: The guarantee.
         why: What its breach does to a user.
         whys: The same where it depends on the operation whose answer breaks it, by its name;
             `complete alone`: where nobody is hurt but the worker itself.

@@ -150,7 +150,6 @@ class Contradiction(NamedTuple):
     """An answer that another one contradicts.
 
     Attributes:
-        operation: What gave it.
         because: The sentence that says why it cannot be.
         call: Index of the call that gave it.
         raced: The guarantee that is broken where a race has made it so; nothing where none can.

@@ -18,7 +18,6 @@ class Hold:
 
     Attributes:
         ref: The claim and the job.
-        actor: Who has it.
         end: Its lease certainly runs until then, in seconds.
         beats: Accepted heartbeats for it, each of which may have changed its token.
     """

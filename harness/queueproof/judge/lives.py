@@ -60,8 +60,6 @@ class Look(NamedTuple):
 
     Attributes:
         invoked: When the first look was invoked.
-        state: What it showed.
-        cleanup: The cleanup.
         kept: Whether the second look showed the job.
     """
 
@@ -78,8 +76,6 @@ class Life:
     Attributes:
         number: How many jobs had been enqueued or claimed when it first was, itself included; 0:
             it never was.
-        acts: What happened.
-        looks: Around cleanups.
         bound: Most attempts; None while no enqueue has named it.
         claims: How often it was claimed.
         done: Whether it was completed.
@@ -130,7 +126,6 @@ class Lives(Watcher):
     Attributes:
         hindrances: What could not run at each sweep, by the sweep's index.
         running: How many jobs were running at each sweep, by the sweep's index.
-        last: The last call.
         lost: Whether the answer of a claim or of a recovery was lost.
         waited: True when a worker waited that must never wait.
         claims: Every claim, by its index.

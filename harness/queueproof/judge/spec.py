@@ -41,10 +41,8 @@ class Job(NamedTuple):
     """A job's state.
 
     Attributes:
-        phase: Where it stands.
         due: Earliest moment at which it may be claimed.
         bound: Most attempts; None where none is promised.
-        claims: Attempts so far.
         last: The latest claim of the job, whatever became of it.
         holder: The claim call whose worker may still act on the job: it holds it, or it lost its
             lease and nobody has taken the job over yet. In a finished job: who finished it.
@@ -105,9 +103,7 @@ class Act(NamedTuple):
     """What one call meant for one job.
 
     Attributes:
-        call: The call.
         kind: The call's kind; a batch completion is `complete` for each of its jobs.
-        answer: For this job.
         holder: The claim call that the operation names, None where it names none.
         named: False for an operation of the job's worker that names another job: a heartbeat, or
             what was accepted after its claim had ended.
@@ -144,7 +140,6 @@ class Declared:
         one_each: A worker that holds a job claims nothing: a claim hands it its own job back.
         backoff: Seconds that a failed job waits at least.
         observable: It offers `jobs`.
-        order: As declared.
         cap: Most jobs running at once, or None.
         retries: A job that fails comes back while it has attempts left.
         signs: Whatever a worker does may beat for all that it holds.

@@ -11,7 +11,6 @@ class Violation(NamedTuple):
     """A broken guarantee in one history.
 
     Attributes:
-        guarantee: Its id.
         because: The sentence that says which rule was broken, and how.
         job: The job concerned; None where it concerns several, and in what `spec.step` answers.
         call: Index of the call whose answer shows it; -1 in what `spec.step` answers.

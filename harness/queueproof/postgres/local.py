@@ -42,8 +42,6 @@ class Programs(NamedTuple):
     """A directory with initdb and postgres.
 
     Attributes:
-        directory: Where they are.
-        version: Major version.
         package: The directory to copy if another user cannot get in; None: do not copy.
     """
 

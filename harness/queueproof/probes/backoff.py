@@ -52,7 +52,6 @@ class _Look(NamedTuple):
     """A claim's answer.
 
     Attributes:
-        job: What it got.
         recovery: The statements of the recovery that came before, without which it got nothing.
     """
 
@@ -68,7 +67,6 @@ class RetryWaits:
         found: One for each failure that was measured.
         broken: What is wrong with them; empty where nothing is.
         operation: The one that is to blame: `fail`, or what ended a wait early.
-        sent: Its statements.
     """
 
     found: list[RetryWait] = field(default_factory=list)

@@ -129,7 +129,6 @@ class Content(NamedTuple):
 
     Attributes:
         kind: Of which of `KINDS`.
-        jobs: How many.
     """
 
     kind: Annotated[str, KINDS]

@@ -99,7 +99,6 @@ class Overclaim:
     """A claim that took more than its limit.
 
     Attributes:
-        cell: Where.
         taken: How many jobs it took.
         plans: EXPLAIN of each of its statements, as (SQL, plan).
         silent: Whether it took jobs that it did not return: `jobs` shows them as running.

@@ -98,7 +98,6 @@ class Join(NamedTuple):
     """A join that reads every row of a table, to find some that a list names.
 
     Attributes:
-        table: Whose rows.
         listed: The list: a CTE, or a temporary table.
         key: The column of the table that is compared.
         other: That of the list.

@@ -40,7 +40,6 @@ class Statement:
 
     Attributes:
         text: As it stands in the file, with its `:name`s.
-        source: Where it begins.
         parameters: Each parameter and where it is first used.
         otherwise: Whether it is sent only where the one before it answered no row (`-- else`).
     """

@@ -78,7 +78,6 @@ class Token(NamedTuple):
         kind: sqlglot's type; words of every sort are VAR, whatever they mean.
         raw: The characters as they stand in the text.
         value: The characters without their quotes.
-        start: Where it begins.
         end: Where it ends, exclusive.
     """
 

@@ -81,7 +81,6 @@ class WorkerQueue(Queue):
     Attributes:
         name: What the user typed.
         argv: The worker's command and its arguments.
-        environment: Its variables.
     """
 
     name: str = ""

@@ -45,12 +45,9 @@ class _Drawing:
     """A drawing in the making.
 
     Attributes:
-        columns: Who has one.
-        width: Of a column.
         link: What the addresses of statements begin with; nothing where they have none.
         y: How far it has come.
         below: What is covered by the rest.
-        above: The rest.
         bars: The operations that are open.
         gone: Since when an actor's worker is no more.
     """

@@ -45,7 +45,6 @@ class Enqueued:
     """A job that stood in the queue before anything else happened.
 
     Attributes:
-        job: Its id.
         priority: The higher, the sooner.
         delay: Seconds that it must wait.
         bound: Most attempts, None where the queue promises no bound.
@@ -84,7 +83,6 @@ class Asked:
     """An operation began.
 
     Attributes:
-        operation: Its name.
         limit: Most jobs that a claim may take.
         jobs: Those that it names.
         delay: Seconds that an enqueued job must wait.
@@ -108,7 +106,6 @@ class Sent:
 
     Attributes:
         statement: Its position among the story's statements.
-        beginning: Of its text.
         bound: The parameters that a client bound to it, as (number, value).
         read: The jobs that it answered, where the operation went on with another statement.
     """
@@ -164,7 +161,6 @@ class Fault:
     """One of `FAULTS` happened.
 
     Attributes:
-        kind: Which.
         about: The worker that it happened to; nothing where it was the server.
     """
 
@@ -191,7 +187,6 @@ class Moment:
 
     Attributes:
         actor: Who acts; nobody where the clock moves.
-        facts: What happens.
         begins: Whether its operation begins here.
         ends: Whether nothing of it is left to be done.
         raced: Whether somebody else's operation is open meanwhile.
@@ -209,9 +204,7 @@ class AllowedWait:
     """A claim that waits, and breaks nothing by that.
 
     Attributes:
-        actor: Whose claim.
         rival: Whose claim takes the same job; nothing where an old snapshot makes it wait.
-        job: That job.
     """
 
     actor: str
@@ -228,7 +221,6 @@ class Story:
         broken: The sentence that says which rule was broken, and how.
         before: The jobs that it begins with.
         conditions: Under what it happened.
-        turns: In their order.
         allowed: Waits that are no breach, where that is not plain to see.
         statements: The SQL that was sent, each once.
         cause: The operation whose answer broke it.
@@ -280,7 +272,6 @@ class Part:
 
     Attributes:
         kind: Prose, or what keeps its lines: SQL, a plan of PostgreSQL's, figures.
-        text: As it is.
         head: What stands above it.
     """
 
@@ -294,7 +285,6 @@ class Account:
     """How a guarantee is broken where no order of steps tells it: measured, or seen.
 
     Attributes:
-        guarantee: Its id.
         parts: In their order, how it is broken first.
     """
 

@@ -285,7 +285,6 @@ class _Undone(NamedTuple):
     """What was accepted of a job after its completion.
 
     Attributes:
-        operation: The last one.
         by_itself: Whether the worker that completed it did that.
     """
 
@@ -415,7 +414,6 @@ class Passage:
 
     Attributes:
         first: The number of the first moment, from 1.
-        times: How often.
         moments: All of them, in their order.
     """
 

@@ -78,7 +78,6 @@ class Execution:
 
     Attributes:
         state: Who acts, and what has happened.
-        lab: Where.
         queue: The queue under test.
     """
 

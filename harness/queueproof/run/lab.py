@@ -91,9 +91,7 @@ class Lab:
         conninfo: Of its database, as its owner: what the harness does there may set off code of the
             queue's, and must lend it no rights.
         arrays: Array type of each type that the queue's schema defines, by oid.
-        clock: Its database's clock.
         schema: The statements that installed it.
-        tables: The queue's tables.
         has_own_clock: Whether its operations are code, which may ask its process for the time.
         by_clients: Whether its workers are processes with connections of their own.
         gates: Where inside a statement its sessions can stop.

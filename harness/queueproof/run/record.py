@@ -36,9 +36,7 @@ class Beat:
     """One line of a run's trace.
 
     Attributes:
-        actor: Who acted.
         call: Index of the call, -1 for none.
-        event: What happened.
         text: SQL, what was answered, which gate it stops at, or whom a fault happens to.
         session: Whose connection it happened on; nothing where it was on none.
         step: What was sent, for `sql`.

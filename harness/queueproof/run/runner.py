@@ -30,9 +30,6 @@ class Runner:
             has some begins a new life, under another name.
         anew: Whether worker processes begin their lives anew in each run, which is slow.
         known: What came of programs in turn, plainly, before: other runners know it too.
-
-    Attributes:
-        conditions: The same.
     """
 
     def __init__(

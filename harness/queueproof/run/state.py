@@ -50,7 +50,6 @@ class RunState:
     """What is known in the middle of a run, and recorded of it; `Execution` acts on it.
 
     Attributes:
-        lab: Where.
         terms: What holds for every run.
         queue: The queue under test.
         record: What the run did.

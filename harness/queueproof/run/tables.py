@@ -198,9 +198,6 @@ def _parents_first(admin: waits.LimitedConnection, tables: Sequence[str]) -> Seq
 class Tables:
     """The tables of an installed queue, which hold what they do when this is made.
 
-    Attributes:
-        names: As regclass text.
-
     Args:
         superuser: Whether the harness may keep the queue's triggers from acting.
         make_way: Ends sessions that hold locks and are not needed; False where there are none.

@@ -55,7 +55,6 @@ class Do(NamedTuple):
         worker: Of a crash or a fault: the number of the worker that it happens to; 0: the actor.
         seconds: Of an advance; of a limit after what it is counted from: the last enqueue,
             successful claim, heartbeat or fail; of a cleanup: the age of what goes.
-        queue: Of a claim.
         whole: Whether it is one step: its statements follow each other, and stop nowhere inside;
             where the clock moves, nobody promotes meanwhile.
         again: Of a promote: how often it has been done over, in a run.
@@ -82,10 +81,8 @@ class JobSpec(NamedTuple):
     """A job to enqueue.
 
     Attributes:
-        priority: Higher first.
         delay: Seconds until it may run.
         bound: Its max_attempts; 0: what the queue's header says.
-        queue: Where it goes.
         payload: Empty for one that no other job has.
         joined: Whether it is enqueued in one transaction with the job before it, where that can be.
     """

@@ -30,11 +30,7 @@ class Failure:
     """A program and schedule under which a guarantee breaks.
 
     Attributes:
-        program: Who does what.
-        schedule: In which order.
-        run: What happened.
         violation: What was broken, and why.
-        conditions: Under what.
     """
 
     program: Program

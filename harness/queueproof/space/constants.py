@@ -29,7 +29,6 @@ class Constants(NamedTuple):
     """The values that stand in some SQL, each once, in order.
 
     Attributes:
-        numbers: Whole numbers.
         spans: Seconds: of intervals, and of numbers that may be some.
         words: Literals that could be a name.
     """

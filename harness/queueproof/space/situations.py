@@ -87,7 +87,6 @@ class Known(NamedTuple):
     Attributes:
         what: Who does which operations: the coarsest that tells it from others.
         kind: Which one it is of: that, and in which situation.
-        make: Makes it.
         way: How many steps it takes to the situation; a job that has one attempt is one more.
         apart: Whether it has the same end in whichever order its actors go first.
         steps: Of what goes on meanwhile; one more where the act comes to nothing by itself.

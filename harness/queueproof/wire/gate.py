@@ -65,7 +65,6 @@ class Connection:
     """A client's connection, and the one to the server that belongs to it.
 
     Attributes:
-        owner: Whose it is.
         pid: Of its backend; 0 until the server has said it.
         held: What stands before the gate.
         disguise: SQLSTATE and message that the client is told instead, if the server says that the

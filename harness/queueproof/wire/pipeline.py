@@ -54,7 +54,6 @@ class Due(NamedTuple):
     """A message that the server has to answer.
 
     Attributes:
-        kind: Its letter.
         statement: That it is about.
         undo: What is to be undone when the server refuses it.
     """
