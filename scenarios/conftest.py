@@ -31,7 +31,8 @@ SOUND = STRATEGIES / "sound"
 RESULTS = STRATEGIES.parent / "results"
 # The reference, and the naive queue, which breaks what takes a closer look. The other strategies
 # are judged at a glance where nobody asks for what is thorough.
-WHOLE = {"skip_locked", "select_then_update"}
+NAIVE = "select_then_update"
+WHOLE = {"skip_locked", NAIVE}
 
 
 @pytest.hookimpl(trylast=True)
@@ -179,7 +180,7 @@ def stage(request: pytest.FixtureRequest, database: str) -> Iterator[Stage]:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Say what was asked of the queues with a planted defect."""
+    """Say what was asked of the queues with a planted defect, and what the naive queue does."""
     passed = [
         report.nodeid.partition("[")[0].rpartition("::")[2]
         for report in terminalreporter.stats.get("passed", ())
@@ -198,3 +199,8 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
             f"{', '.join(sorted(WHOLE))} were judged whole, the other strategies at a glance"
             " (-m thorough judges all whole)"
         )
+    naive = next((card for name, card in examiner.cards.items() if Path(name).stem == NAIVE), None)
+    for lesson in naive.guarantees if naive else ():
+        if lesson.id == "single-claim" and lesson.story:
+            terminalreporter.section(f"why a claim must lock: {NAIVE}")
+            terminalreporter.write_line(lesson.story)

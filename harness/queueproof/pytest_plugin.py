@@ -189,6 +189,7 @@ class Examiner:
         config: Of the run.
 
     Attributes:
+        cards: What was found, by the name of the queue.
         profiles: Of queues, by name, that are judged less thoroughly than the run says.
         thorough: Whether what takes long is asked for as well.
     """
@@ -196,7 +197,7 @@ class Examiner:
     def __init__(self, config: pytest.Config) -> None:
         self._config = config
         self._resources = ExitStack()
-        self._cards: dict[str, Card] = {}
+        self.cards: dict[str, Card] = {}
         self._asked: dict[str, set[str]] = {}
         self._begun: dict[str, Callable[[], Card]] = {}
         self._submitted: list[Future[Card]] = []
@@ -262,13 +263,13 @@ class Examiner:
 
     def card(self, queue: Queue) -> Card:
         """All that the collected tests ask of a queue; every guarantee where they ask nothing."""
-        card = self._cards.get(queue.name)
+        card = self.cards.get(queue.name)
         if card is None:
             self.begin()
             judged = self._begun.pop(queue.name, None) or partial(self._judge_here, queue)
             with _failures(queue):
                 card = judged()
-            self._cards[queue.name] = card
+            self.cards[queue.name] = card
         return card
 
     def _judge_here(self, queue: Queue) -> Card:
@@ -376,7 +377,7 @@ class Examiner:
         """Take over what a worker of pytest-xdist has found; one that died has found nothing."""
         sent = getattr(node, "workeroutput", {})
         if _CARDS in sent:
-            self._cards.update(pickle.loads(sent[_CARDS]))  # noqa: S301 - our worker's
+            self.cards.update(pickle.loads(sent[_CARDS]))  # noqa: S301 - our worker's
         if _UNASKED in sent:
             raise pytest.UsageError(sent[_UNASKED])
 
@@ -411,35 +412,25 @@ class Examiner:
         """End with pytest's code for no tests where a queue was skipped through and through."""
         judged = [
             {judgement.verdict for judgement in card.guarantees} - {"not-offered"}
-            for card in self._cards.values()
+            for card in self.cards.values()
         ]
         if _is_worker(self._config):
-            self._config.workeroutput[_CARDS] = pickle.dumps(self._cards)  # type: ignore[attr-defined] # xdist's
+            self._config.workeroutput[_CARDS] = pickle.dumps(self.cards)  # type: ignore[attr-defined] # xdist's
         elif self.named and exitstatus == pytest.ExitCode.OK and not all(judged):
             session.exitstatus = pytest.ExitCode.NO_TESTS_COLLECTED
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
-        """Show what holds of which queue, and one story of what the naive queue does."""
-        from queueproof.guarantees.catalogue import CATALOGUE
+        """Show what holds of which queue."""
         from queueproof.report.terminal import summary
 
-        if not self._cards:
+        if not self.cards:
             return
         terminalreporter.section("verdicts")
-        shown = {name: Path(name).stem for name in self._cards}
+        shown = {name: Path(name).stem for name in self.cards}
         width = max(map(len, shown.values()))
-        for name, card in self._cards.items():
+        for name, card in self.cards.items():
             told = summary(card.guarantees)
             terminalreporter.write_line(f"{shown[name]:<{width}}  {told}")
-        stories = [
-            (CATALOGUE[judgement.id].lesson, card.queue, judgement.story)
-            for card in self._cards.values()
-            for judgement in card.guarantees
-            if judgement.verdict == "accepted" and CATALOGUE[judgement.id].lesson
-        ]
-        for lesson, queue, story in stories[:1]:
-            terminalreporter.section(f"{lesson}: {Path(queue).name}")
-            terminalreporter.write_line(story or "")
 
     def pytest_unconfigure(self) -> None:
         """Stop what is still being judged, and the server."""

@@ -104,7 +104,6 @@ GUARANTEES = (
         example="single_claim_select_then_update",
         acknowledged=True,
         lacking="overlapping claims",
-        lesson="why a claim must lock",
     ),
     Guarantee(
         id="claim-limit",

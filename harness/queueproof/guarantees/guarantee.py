@@ -72,8 +72,6 @@ class Guarantee:
         probe: Which of `probes.MEASURING` measures it on the whole queue; empty for none.
         waits: Whether it is broken by a wait: its story ends when somebody waits.
         shows_late: Whether its breach may show only in what comes of the job later.
-        lesson: The heading of its story at the end of the scenarios, where a queue accepts its
-            breach to show it; empty for none.
     """
 
     id: str
@@ -102,7 +100,6 @@ class Guarantee:
     probe: str = ""
     waits: bool = False
     shows_late: bool = False
-    lesson: str = ""
     whys: Mapping[str, str] = field(default_factory=dict)
 
     @property

@@ -30,16 +30,6 @@ FROM unnest(%s::text[]) AS asked WHERE asked NOT IN (SELECT extname FROM pg_exte
 """
 SHOWN = 200  # characters of a line
 TOLD = 2_000  # characters of what a server says: a queue's own RAISE may say any number
-CONTRIB = frozenset(
-    """
-    amcheck autoinc bloom btree_gin btree_gist citext cube dblink dict_int dict_xsyn earthdistance
-    file_fdw fuzzystrmatch hstore insert_username intagg intarray isn lo ltree moddatetime
-    pageinspect pg_buffercache pg_freespacemap pg_prewarm pg_stat_statements pg_trgm pg_visibility
-    pg_walinspect pgcrypto pgrowlocks pgstattuple postgres_fdw refint seg sslinfo tablefunc tcn
-    tsm_system_rows tsm_system_time unaccent uuid-ossp xml2
-    """.split()  # noqa: SIM905 - a list of forty strings is no easier to read
-)
-"""The extensions that PostgreSQL itself comes with (manual, appendix F)."""
 
 
 def hint(
@@ -67,12 +57,9 @@ def hint(
     missing: dict[str, bool] = dict(admin.execute(_LACKING, [sorted(asked)]).fetchall())
     if not missing:
         return ""
+    where = "name a server that has it: --postgres local, container:IMAGE or a DSN"
     if any(missing.values()):
         where = "here it needs a superuser's rights: --trust"
-    elif missing.keys() <= CONTRIB:
-        where = "PostgreSQL's own packages bring it: --postgres local, or --postgres container"
-    else:
-        where = "name a server that has it: --postgres container:IMAGE, or a DSN"
     names = ", ".join(missing)
     return f"\nIs it of an extension that the schema asks for and has not got? {names}: {where}"
 
