@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import psutil
@@ -85,8 +85,13 @@ class Cluster:
         return self.at_work()
 
     def wait_for_end(self, processes: list[psutil.Process]) -> None:
-        """Wait until processes have ended."""
-        waits.until(lambda: not any(one.is_running() for one in processes), LONG, "their end")
+        """Wait until processes have ended, be it that nobody has asked how yet."""
+        try:
+            waits.until(lambda: not any(map(_lives, processes)), LONG, "their end")
+        except waits.LimitError as error:
+            facts = ["name", "status", "ppid", "cmdline", "create_time"]
+            error.add_note(f"{[one.as_dict(facts) for one in processes if _lives(one)]}")
+            raise
 
 
 class Meanwhile:
@@ -116,6 +121,12 @@ def _end(process: psutil.Popen) -> None:
     if process.poll() is None:
         process.kill()
         process.wait()
+
+
+def _lives(process: psutil.Process) -> bool:
+    with suppress(psutil.NoSuchProcess):
+        return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
+    return False
 
 
 def _words(process: psutil.Process) -> list[str]:
