@@ -408,11 +408,11 @@ class Space:
                     # What has come of a job before is what tells such jobs from fresh ones.
                     what = (deed.do.kind, "in pairs", *at.ends[-1:])
                     yield Known(what, (*stands, *what), make, self._length(at), steps=1)
-                for slow in self._lookers(deed) if not idle else ():
-                    what = (deed.do.kind, "slow", slow[1][-1].kind)
+                for slow, lost in self._lookers(deed) if not idle else ():
+                    what = (deed.do.kind, "slow", slow[1][-1].kind, len(lost))
                     begins = deed.do.kind in _BEGINNING and slow[1][-1].kind != "claim"
                     left = self._looks(deed)[-1] if begins else ()
-                    make = partial(self._program, at, (deed.script, slow), left)
+                    make = partial(self._program, at, (deed.script, slow), left, lost=lost)
                     yield Known(what, (*stands, *what), make, self._length(at), steps=1)
                 for walk in self._walks(at, deed):
                     other = self._script(deed, walk)
@@ -448,19 +448,24 @@ class Space:
         look = self._looks(deed)[0] or self._looks(last)[0]
         return self._program(at, self._stage(deed, other), look)
 
-    def _lookers(self, deed: Deed) -> Iterator[Script]:
-        """Whoever may look for jobs while an act takes long.
+    def _lookers(self, deed: Deed) -> Iterator[tuple[Script, Sequence[int]]]:
+        """Whoever may look for jobs while an act takes long, and how often jobs may run beside it.
 
-        Maintenance comes when all that the queue waits for is over, a claim within the lease.
+        Maintenance comes when all that the queue waits for is over, a claim within the lease. A
+        recovery finds that job alone, or those of crashed workers too: it has something to do then,
+        whatever the act holds.
         """
         if deed.do.kind in MAINTENANCE | _SPAN:
             return
         passes = advance(max(map(past, self.pieces.spans), default=DAY))
         cleans = [CLEAN] if "cleanup" in self.pieces.offers else []
         for actor, dos in (*self.pieces.reaper(), *cleans):
-            yield script(actor, passes, *map(whole, dos))
+            slow = script(actor, passes, *map(whole, dos))
+            yield slow, ()
+            if RECOVER in dos:
+                yield slow, _bounds(self.pieces)
         within = advance(_LATER * self.rules.lease) if self.rules.lease else passes
-        yield script("w9", within, whole(claim(self.batch)))
+        yield script("w9", within, whole(claim(self.batch))), ()
 
     def _stage(self, deed: Deed, other: Script) -> Stage:
         """Both at once; the heartbeats of a worker may come from a thread of its own (rule 3)."""
@@ -581,15 +586,23 @@ class Space:
         stage: Stage,
         look: tuple[Stage, ...],
         before: tuple[Script, ...] = (),
+        lost: Sequence[int] = (),
     ) -> Program:
-        """A program of one act; where jobs are capped, as many run as may beside the job's own."""
+        """A program of one act; where jobs are capped, as many run as may beside the job's own.
+
+        Args:
+            before: What has become of other jobs.
+            lost: How often jobs of crashed workers may run.
+        """
         cap = self.pieces.offer.queue.concurrency_limit or 1
         others = [script(f"w{20 + n}", claim()) for n in range(cap - 1)] if cap <= MOST_HELD else []
         jobs = () if at.job.phase == Phase.ABSENT or NEW in at.way else self._jobs
         jobs += self._jobs[:1] * (self.batch * len(before) + len(others) + (cap > 1))
+        jobs = (*(JobSpec(bound=n) for n in lost for _ in range(self.batch)), *jobs)
+        crashed = [script(f"w{30 + n}", claim(self.batch), crash()) for n in range(len(lost))]
         exact = any(do.kind == "until" for one in look for _, dos in one for do in dos)
         aligned = script("clock", whole(ALIGN)) if at.over else ALIGNED
-        way = in_turn(SETTLE, *self._ahead, *before, *at.way, *others, *[aligned] * exact)
+        way = in_turn(SETTLE, *self._ahead, *before, *crashed, *at.way, *others, *[aligned] * exact)
         program = Program(jobs, (*way, stage, *look), self._jobs[:1] * RESERVE)
         return _like_the_other(program) if jobs and self._joins(stage) else program
 
@@ -654,8 +667,8 @@ def _only_do(one: Script) -> tuple[str, Do]:
 
 def spaces(pieces: Pieces, rules: Declared) -> list[Space]:
     """The spaces of a queue: of a job with one attempt left, of one with more, of a batch."""
-    bounds = pieces.bounds() or [0]
-    found = [Space(pieces, rules, bound) for bound in dict.fromkeys((bounds[0], bounds[-1]))]
+    bounds = _bounds(pieces)
+    found = [Space(pieces, rules, bound) for bound in bounds]
     if 1 < bounds[0] <= MOST_ATTEMPTS:  # the queue's own, and no enqueue can ask for fewer
         found += [
             Space(pieces, rules, bounds[0], spent=way) for way in spent(pieces, rules, bounds[0])
@@ -663,6 +676,12 @@ def spaces(pieces: Pieces, rules: Declared) -> list[Space]:
     if pieces.takes_limit:
         found.append(Space(pieces, rules, bounds[-1], BATCH))
     return found
+
+
+def _bounds(pieces: Pieces) -> list[int]:
+    """How often a job may run: the fewest and the most; 0: as the queue's header says."""
+    bounds = pieces.bounds() or [0]
+    return list(dict.fromkeys((bounds[0], bounds[-1])))
 
 
 def spent(pieces: Pieces, rules: Declared, bound: int) -> Iterator[tuple[Script, ...]]:
