@@ -13,7 +13,7 @@ from typing import Literal, NamedTuple, TypeAlias
 
 from queueproof.errors import to_install
 
-State: TypeAlias = Literal["here", "missing", "broken"]
+State: TypeAlias = Literal["here", "missing", "unusable"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +21,7 @@ class Tool:
     """One thing that a check can use.
 
     Attributes:
-        state: `broken` where it is here, and does not work.
+        state: `unusable` where it is here, and does not work.
         found: Its version, or what is wrong with it; nothing where it is missing.
         adds: What it is good for.
         get: How to get it, or to mend it; nothing where it works.
@@ -56,14 +56,14 @@ EXTRAS = {
 
 
 def look() -> Iterator[Tool]:
-    """Look for one thing after the other; nothing that is broken ends it."""
+    """Look for one thing after the other; nothing that fails ends it."""
     for thing in _things():
         state: State
         try:
             found = thing.look()
             state = "missing" if found is None else "here"
-        except Exception as error:  # noqa: BLE001 - whatever is broken is what is asked for
-            state, found = "broken", " ".join(str(error).split()) or type(error).__name__
+        except Exception as error:  # noqa: BLE001 - whatever fails is what is asked for
+            state, found = "unusable", " ".join(str(error).split()) or type(error).__name__
         get = "" if state == "here" else thing.get
         yield Tool(thing.name, state, found or "", thing.adds, get)
 

@@ -12,7 +12,7 @@ from queueproof.advice.remedies import with_remedies
 from queueproof.advice.search import Advice
 from queueproof.cli import run
 from queueproof.cli.judging import _tell_todos, _telling
-from queueproof.cli.known import remember, token_of
+from queueproof.cli.known import fix_of, remember, token_of
 from queueproof.errors import Exit, QueueproofError
 from queueproof.guarantees.catalogue import CATALOGUE
 from queueproof.queues.sqlfile import load_text
@@ -38,12 +38,16 @@ def test_a_story_is_found_by_its_name(tmp_path: Path, monkeypatch: pytest.Monkey
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")
     assert token_of("../q.sql", "fencing.2") == "C"
+    with pytest.raises(QueueproofError, match=r"name a story .*: its stories are order, fencing.1"):
+        token_of("../q.sql", "")
 
 
 def test_the_next_check_forgets_what_it_judged_anew() -> None:
     """A check of some guarantees leaves the stories of the others their names."""
-    assert remember("q.sql", {"order": "A", "fencing": "B"})
-    assert remember("q.sql", {"backoff": "C"}, {"backoff", "fencing"})
+    assert remember("q.sql", {"order": "A", "fencing": "B"}, fixes={"order": "a", "fencing": "b"})
+    assert remember("q.sql", {"backoff": "C"}, {"backoff", "fencing"}, {"backoff": "c"})
+    fixes = ["a", None, "c"]
+    assert [fix_of("q.sql", name) for name in ("order", "fencing", "backoff")] == fixes
     assert [token_of("q.sql", name) for name in ("order", "backoff")] == ["A", "C"]
     with pytest.raises(QueueproofError, match=r"named fencing: its stories are backoff, order$"):
         token_of("q.sql", "fencing")
@@ -54,14 +58,14 @@ def test_the_next_check_forgets_what_it_judged_anew() -> None:
         token_of("q.sql", "fencin.2")
     assert remember("q.sql", {})
     with pytest.raises(
-        QueueproofError, match=r"has told a story named order: it told none that can be replayed$"
+        QueueproofError, match=r"has told a story named order: it told none to be replayed$"
     ):
         token_of("q.sql", "order")
     with pytest.raises(QueueproofError, match=r"no check of other.sql is remembered here: check"):
         token_of("other.sql", "order")
 
 
-@pytest.mark.parametrize("written", ["[]", "3", "null", "{", "[1]", "\udcff"])
+@pytest.mark.parametrize("written", ["[]", "3", "null", "{", "[1]", '{"order": "A"}', "\udcff"])
 def test_what_is_no_file_of_stories_is_none(cache: Path, written: str) -> None:
     """Somebody else wrote it: the check is made again."""
     assert remember("q.sql", {"order": "A"})
@@ -96,14 +100,17 @@ def test_a_break_is_told_at_once_without_how(capsys: pytest.CaptureFixture[str])
     """Its story will be another run's; an interrupt says how that is had sooner."""
 
     def check() -> None:
-        with _telling(load_text(SKIP_LOCKED, "q.sql")) as tell:
+        with _telling(load_text(SKIP_LOCKED, "q.sql"), fail_fast=False) as tell:
             tell("single-claim")
+            tell("fencing")
             raise KeyboardInterrupt
 
     sooner = "^interrupted; --fail-fast --only single-claim ends with the first story$"
     with pytest.raises(KeyboardInterrupt, match=sooner):
         check()
-    assert capsys.readouterr().err.endswith(" s: single-claim; its steps come at the check's end\n")
+    first, second = capsys.readouterr().err.splitlines()
+    assert " s: single-claim. The steps follow when the check ends; with --fail-fast" in first
+    assert second.endswith(" s: fencing")
 
 
 def test_the_line_of_a_break_is_the_one_to_change() -> None:

@@ -164,7 +164,7 @@ def test_the_broken_come_first_and_the_whole_table_last() -> None:
 def test_a_story_stands_beside_its_remedy_and_its_command() -> None:
     """The remedy, the harm, the evidence, and the command that runs it again."""
     text = Reader(to_page([card(broken(race()), queue="my queue.sql")])).text
-    for what in ("How to fix it", "FOR UPDATE SKIP LOCKED in the claim", "Evidence: 7 runs."):
+    for what in ("How to fix it", "FOR UPDATE SKIP LOCKED in the claim", "In all runs: 7 runs."):
         assert what in text
     assert "queueproof replay 'my queue.sql' TOKEN" in text
     assert "Workers form a convoy" in text

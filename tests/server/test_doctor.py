@@ -35,14 +35,14 @@ def test_what_is_here_and_what_is_missing_is_told(tmp_path: Path) -> None:
 
 
 def test_whatever_is_broken_has_a_line_and_no_traceback(tmp_path: Path) -> None:
-    """A program that fails and a server that is none are broken, each with its own words."""
+    """A program that fails and a server that is none are unusable, each with its own words."""
     node = tmp_path / "node"
     node.write_text("#!/bin/sh\necho no such library >&2; exit 1\n")
     node.chmod(0o755)
     told = doctor({"PATH": str(tmp_path), "QUEUEPROOF_POSTGRES": "a mistake"})
     assert told.returncode == 0
-    assert "broken   node                 no such library\n" in told.stdout
-    assert "broken   QUEUEPROOF_POSTGRES  unknown PostgreSQL source" in told.stdout
+    assert "unusable node                 no such library\n" in told.stdout
+    assert "unusable QUEUEPROOF_POSTGRES  unknown PostgreSQL source" in told.stdout
     assert told.stderr == ""
 
 

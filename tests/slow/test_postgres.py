@@ -199,7 +199,7 @@ class TestEmbedded:
         with server.database() as conninfo:
             assert str(server.version) == ask(conninfo, "SHOW server_version_num")
             assert ask(conninfo, "SHOW fsync") == "off"
-        label = "PostgreSQL {}.{}, embedded, fsync=off (fast, a machine crash loses data)"
+        label = "PostgreSQL {}.{}, embedded, a throwaway server, fsync=off"
         assert server.label == label.format(*divmod(server.version, 10000))
         assert (server.source, server.durable, server.superuser) == ("embedded", False, True)
 
@@ -214,7 +214,7 @@ class TestEmbedded:
         with open_server("embedded:16", durable=True) as server, server.database() as conninfo:
             assert server.version // 10000 == 16
             assert server.durable
-            assert server.label.endswith("embedded, fsync=on, synchronous_commit=on")
+            assert server.label.endswith("a throwaway server, fsync=on, synchronous_commit=on")
             assert ask(conninfo, "SHOW full_page_writes") == "on"
             assert ask(admin, "SELECT 1") == 1
 

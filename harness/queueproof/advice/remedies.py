@@ -188,7 +188,12 @@ def _own(draft: Draft) -> list[tuple[str, str]]:
     ]
     quoted = [state for state in _QUOTED if told.get(state, "").startswith("'")]
     found += [(f"'{state}'", told[state]) for state in quoted]
+    lacking = {"queue": r"(?<=\()queue, ", "priority": "priority DESC, ", "due": "run_at, "}
+    found += [(pattern, "") for role, pattern in lacking.items() if not known[role]]
+    if not known["most"] and draft.queue.max_attempts:
+        found.append((r"\bmax_attempts`, the row's own", f"{draft.queue.max_attempts}`"))
     columns = {
+        r"\bid(?= = :id\b|\) WHERE)": known.key,
         r"\bstatus(?= IN)": status,
         r"\battempts(?= [=<>+-])": known["attempts"],
         r"\bmax_attempts\b": known["most"],

@@ -347,7 +347,9 @@ def ranked(draft: Draft, guarantee: str, blocks: Collection[str]) -> list[tuple[
     turns = Counter[tuple[object, ...]]()
     order: dict[str, tuple[object, ...]] = {}
     for fix in sorted(found, key=lambda fix: fix.size):
-        kind = (bool(blocks) and fix.block not in mine, fix.last, not speaks(fix))
+        # A claim that only asks again makes the second one wait, and go away empty.
+        skips = fix.block == "claim" and "SKIP LOCKED" in fix.what
+        kind = (bool(blocks) and fix.block not in mine, fix.last, not (speaks(fix) or skips))
         turns[*kind, fix.block] += 1
         order[fix.text] = (*kind, turns[*kind, fix.block], fix.size)
     return [(fix, speaks(fix)) for fix in sorted(found, key=lambda fix: order[fix.text])]

@@ -150,7 +150,7 @@ def judged(asked: CheckOptions, beyond: Beyond | None = None, *, stories: bool =
                 with (
                     cluster(lab) as helpers,
                     progress_bar() as progress,
-                    _telling(target) as told,
+                    _telling(target, fail_fast=asked.fail_fast) as told,
                 ):
                     cards.append(asked.judge(lab, progress, told, helpers))
                 if way is target.ways[-1]:
@@ -179,21 +179,26 @@ def judged(asked: CheckOptions, beyond: Beyond | None = None, *, stories: bool =
 
 
 @contextmanager
-def _telling(queue: Queue) -> Iterator[Callable[[str], None]]:
+def _telling(queue: Queue, *, fail_fast: bool) -> Iterator[Callable[[str], None]]:
     """Say at once what breaks, and after how long, but for what the queue says of itself.
+
+    Args:
+        fail_fast: Whether the check ends there.
 
     Raises:
         KeyboardInterrupt: The check was interrupted: where something breaks, it says how its story
             is had sooner.
     """
     began = time.monotonic()
-    broken = []
+    broken: list[str] = []
 
     def told(guarantee: str) -> None:
         if guarantee not in queue.breaks:
+            told = f"broken after {time.monotonic() - began:.1f} s: {guarantee}"
+            if not broken and not fail_fast:
+                told += ". The steps follow when the check ends; with --fail-fast it ends here."
             broken.append(guarantee)
-            took = f"{time.monotonic() - began:.1f} s"
-            say(f"broken after {took}: {guarantee}; its steps come at the check's end", Exit.BROKEN)
+            say(told, Exit.BROKEN)
 
     try:
         yield told
@@ -235,7 +240,8 @@ def print_summary(
     if isinstance(target, SqlFileQueue) and mend:
         mending = shlex.join(["mend" if word == "replay" else word for word in replay])
     judged = {one.id for one in card.guarantees if not one.left_out}
-    named = remember(target.name, tokens, judged)
+    fixes = {one.id: one.remedy for one in card.guarantees if one.remedy}
+    named = remember(target.name, tokens, judged, fixes)
     print_breaks(out, card, shlex.join(replay), named=named, mend=mending)
 
 

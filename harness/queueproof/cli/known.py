@@ -1,4 +1,4 @@
-"""The stories of the last check of a queue, so that each can be called by its name."""
+"""The stories of the last check of a queue, so that each can be called by its name; their fixes."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import re
 from collections.abc import Collection, Mapping
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from queueproof.cli.files import write
 from queueproof.errors import QueueproofError
@@ -17,62 +18,84 @@ from queueproof.queues.ids import IDS, unknown
 _NAME = re.compile(r"([a-z][a-z-]*)(?:\.([1-9][0-9]*))?")
 
 
-def remember(queue: str, tokens: Mapping[str, str], judged: Collection[str] = IDS) -> bool:
+def remember(
+    queue: str,
+    tokens: Mapping[str, str],
+    judged: Collection[str] = IDS,
+    fixes: Mapping[str, str] | None = None,
+) -> bool:
     """Keep the tokens of a check's stories; whether that could be done.
 
     Args:
         judged: The guarantees that were judged; the stories of others, from before, are kept too.
+        fixes: What was said of how each is mended.
     """
-    from queueproof import waits
-
     try:
         place = _place(queue)
         place.parent.mkdir(parents=True, exist_ok=True)
-        kept: dict[str, str] = {}
-        with suppress(
-            OSError, ValueError, TypeError, QueueproofError
-        ):  # there is none, or it is of no use
-            kept |= json.loads(waits.text(place))
-        others = {name: kept[name] for name in kept if name.partition(".")[0] not in judged}
-        write(place, json.dumps({**tokens, **others}))
+        kept = _kept(queue)
+        parts = {"stories": tokens, "fixes": fixes or {}}
+        for part, told in parts.items():
+            others = {
+                name: kept[part][name] for name in kept.get(part, {}) if _of(name) not in judged
+            }
+            parts[part] = {**told, **others}
+        write(place, json.dumps(parts))
     except (OSError, RuntimeError, QueueproofError):  # no home, or a full disk: tokens are shown
         return False
     return True
+
+
+def fix_of(queue: str, guarantee: str) -> str | None:
+    """The fix that the last check of a queue has told for a guarantee; None where it has not."""
+    found: str | None = _kept(queue).get("fixes", {}).get(guarantee)
+    return found
 
 
 def token_of(queue: str, story: str) -> str:
     """The token of a story that is named; a token is its own.
 
     Args:
-        story: Its name, `fencing` or `fencing.2`, or its token.
+        story: Its name, `fencing` or `fencing.2`, or its token; empty: none is named.
 
     Raises:
         QueueproofError: The last check of the queue has told no story of this name.
     """
-    from queueproof import waits
-
     found = _NAME.fullmatch(story)
-    if found is None:
+    if story and found is None:
         return story
-    if found[1] not in IDS:
+    if found and found[1] not in IDS:
         raise QueueproofError(unknown(found[1]))
-    try:
-        tokens: dict[str, str] = dict(json.loads(waits.text(_place(queue))))
-    except (OSError, RuntimeError, ValueError, TypeError, QueueproofError):
+    tokens: dict[str, str] | None = _kept(queue).get("stories")
+    if tokens is None:
         raise QueueproofError(
             f"no check of {queue} is remembered here: check it first, or name the story by its"
             " token (`check --json`)"
-        ) from None
+        )
+    known = f"its stories are {', '.join(tokens)}" if tokens else "it told none to be replayed"
+    if found is None:
+        raise QueueproofError(f"name a story of the last check of {queue}: {known}")
     alone = found[1] if found[2] in {None, "1"} else story
     token = tokens.get(story) or tokens.get(alone) or tokens.get(f"{alone}.1")
     if token is None:
-        known = (
-            f"its stories are {', '.join(tokens)}"
-            if tokens
-            else "it told none that can be replayed"
-        )
         raise QueueproofError(f"no check of {queue} has told a story named {story}: {known}")
     return token
+
+
+def _kept(queue: str) -> dict[str, Any]:
+    """What is kept of a queue's checks; nothing where there is none, or it is of no use."""
+    from queueproof import waits
+
+    with suppress(OSError, RuntimeError, ValueError, QueueproofError):
+        found = json.loads(waits.text(_place(queue)))
+        if isinstance(found, dict) and all(isinstance(part, dict) for part in found.values()):
+            return found
+    return {}
+
+
+def _of(story: str) -> str:
+    """The guarantee of a story's name."""
+    return story.partition(".")[0]
 
 
 def _place(queue: str) -> Path:

@@ -114,7 +114,12 @@ def _mend(asked: CheckOptions, out: Output, target: Queue, card: Card) -> str:
     extends = isinstance(target, SqlFileQueue) and target.own != target.whole
     shown = shlex.join(["queueproof", "show", target.name]) if extends else ""
     broken = [one.id for one in card.guarantees if one.verdict == "broken"]
-    out.say(f"Looking for a fix for {', '.join(broken)}. This may take minutes for each.\n")
+    out.prose(
+        f"Looking for a fix for {', '.join(broken)}. This may take minutes for each; Ctrl-C prints"
+        f" what was found. Begin with one: add --only {broken[0]}.\n"
+        if len(broken) > 1
+        else f"Looking for a fix for {broken[0]}. This may take minutes.\n"
+    )
     doing = f"0 of {len(broken)} mended"
     known: Mended | None = None
 
@@ -137,11 +142,11 @@ def _mend(asked: CheckOptions, out: Output, target: Queue, card: Card) -> str:
                 known = so_far
     except KeyboardInterrupt as stopped:
         if known is not None:
-            print_mended(out, known, asked.profile, shown)
+            print_mended(out, known, asked.profile, card, shown)
         stopped.args = (f"{str(stopped) or 'interrupted'} at: {doing}",)
         raise
     assert known is not None  # what came of it all
-    print_mended(out, known, asked.profile, shown)
+    print_mended(out, known, asked.profile, card, shown)
     if not known.diff:
         return "No change was found that mends it."
     rest = f", but not {', '.join(known.left)}" if known.left else ""

@@ -17,7 +17,7 @@ import typer
 from queueproof.cli import options as opt
 from queueproof.cli.ends import on_behalf_of
 from queueproof.cli.files import refuse_outputs, write
-from queueproof.cli.known import token_of
+from queueproof.cli.known import fix_of, token_of
 from queueproof.cli.talk import now_and_then, progress_bar
 from queueproof.errors import Exit, QueueproofError
 
@@ -33,9 +33,10 @@ def replay(
         str,
         typer.Argument(
             metavar="NAME|TOKEN",
-            help="The break: its name in the last check (fencing.2), or its token from a report.",
+            help="The break: its name in the last check (fencing.2), or its token from a report."
+            " Without it the names are listed.",
         ),
-    ],
+    ] = "",
     *,
     new: opt.With = None,
     export: opt.Export = None,
@@ -101,7 +102,8 @@ def _replayed(target: Queue, token: str, where: opt.Where, export: Path | None) 
         out.say(f"It is accepted, because the queue declares it as known: {replayed.accepted}")
     else:
         out.say()
-        print_remedy(out, remedy_of(guarantee, replayed.told, replayed.story, target))
+        told = None if edited else fix_of(target.name, guarantee)
+        print_remedy(out, told or remedy_of(guarantee, replayed.told, replayed.story, target))
         again[1:2] = ["mend"]
         print_next(out, guarantee, shlex.join(again) if isinstance(target, SqlFileQueue) else "")
     if export is not None:

@@ -88,15 +88,16 @@ class ServerFacts(NamedTuple):
         return self.fsync == "on" and self.synchronous_commit != "off"
 
     @property
-    def description(self) -> str:
+    def settings(self) -> str:
         """The settings that figures and crash verdicts depend on."""
-        shown = f"fsync={self.fsync}"
-        if self.fsync == "on":
-            shown += f", synchronous_commit={self.synchronous_commit}"
-        if self.durable:
-            return shown
+        commit = f", synchronous_commit={self.synchronous_commit}"
+        return f"fsync={self.fsync}{commit if self.fsync == 'on' else ''}"
+
+    @property
+    def description(self) -> str:
+        """The same, and what they mean for somebody's data."""
         lost = "not crash-safe" if self.fsync == "on" else "a machine crash loses data"
-        return f"{shown} (fast, {lost})"
+        return self.settings if self.durable else f"{self.settings} (fast, {lost})"
 
 
 class Started(NamedTuple):

@@ -145,7 +145,7 @@ def _open(wanted: Conninfo, watchdog: Watchdog, *, durable: bool, trust: bool) -
         durable=facts.durable,
         superuser=facts.superuser,
         trusted=trust,
-        label=f"PostgreSQL {spoken(facts.version)}, {where}, {facts.description}",
+        label=f"PostgreSQL {spoken(facts.version)}, {where}, a throwaway server, {facts.settings}",
         bin_directory=started.bin_directory,
         home=started.home,
         _admin=started.admin,

@@ -12,6 +12,7 @@ from markupsafe import Markup, escape
 from pygments.lexers.sql import PostgresLexer
 from pygments.token import Token
 
+from queueproof import __version__
 from queueproof.bench.render import Section
 from queueproof.errors import QueueproofError
 from queueproof.guarantees.catalogue import CATALOGUE
@@ -71,6 +72,7 @@ def to_page(
         coded=_coded,
         painted=painted,
         quoted=shlex.quote,
+        version=__version__,
     )
 
 

@@ -247,10 +247,11 @@ def print_mutants(out: Output, card: Card) -> None:
     out.say()
 
 
-def print_mended(out: Output, mended: Mended, profile: str, shown: str = "") -> None:
+def print_mended(out: Output, mended: Mended, profile: str, broken: Card, shown: str = "") -> None:
     """Print the change that mends a queue with what it was verified by, and what is left.
 
     Args:
+        broken: The card of the queue as it is.
         shown: The command that prints what the diff is of, where no file has it whole.
     """
     if mended.diff:
@@ -267,9 +268,10 @@ def print_mended(out: Output, mended: Mended, profile: str, shown: str = "") -> 
             out.prose(sentence)
         use = f"of what `{shown}` prints" if shown else "for `git apply` or `patch -p1`"
         out.say(f"The diff is {use}.")
+    safe = {one.id: one.remedy for one in broken.guarantees}
     for name, reason in mended.left.items():
         out.say(Text(f"Not mended: {name}: {reason}", style="bold"))
-        _indented(out, f"In general: {CATALOGUE[name].safe}")
+        _indented(out, f"In general: {safe.get(name) or CATALOGUE[name].safe}")
     out.say()
 
 
