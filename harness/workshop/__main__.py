@@ -39,6 +39,10 @@ The names:
 - lease_table: a claim moves the job to another table.
 - for_update: the same as skip_locked, but without SKIP LOCKED.
 - nowait: FOR UPDATE NOWAIT instead of SKIP LOCKED.
+- in_subselect: `id IN (SELECT ... SKIP LOCKED)` instead of an array.
+- advisory_lock: an advisory lock for each job instead of a row lock.
+- hold_open: the transaction of the claim stays open until the job is done.
+- select_then_update: two statements, without a lock.
 - at_most_once: deletes a job when it is claimed, so that a crash loses it: here only as an upper
   bound.
 
@@ -161,7 +165,7 @@ def _beside(report: BenchReport) -> list[str]:
             "\n".join([f"| library | {heads} |", "| --- | ---: | ---: |", *rows]),
             (
                 "A library's figure includes its driver and its process. The strategies run as"
-                " plain SQL. Procrastinate claims one job at a time, so larger batches do not help"
+                " plain SQL. Procrastinate claims one job at a time, so larger batches hardly help"
                 " it."
             ),
         ]

@@ -673,6 +673,7 @@ def test_markdown_begins_with_the_answer() -> None:
     assert "| second | 20 ±50% (0.5x) | n/a |" in text
     assert "| 16 | 1 | 5 ms | second | 6.7 (1 round) | 0.067x (0.067 to 0.067) | 50% |" in text
     assert "| 16 | 1 | none | second | 25 (1 round) | 0.25x (0.25 to 0.25) | 50% |" in text
+    assert "**In second 38% of the claims took a job that another worker had:**" in text
     assert "300 (**38%**)" in text
     assert "Not measured (n/a in the tables): second in batches of 10, 4 workers: it takes" in text
     loose = BenchReport(METHOD | {"durable": False}, report().entries)

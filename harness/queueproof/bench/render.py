@@ -90,8 +90,8 @@ def environment(report: BenchReport) -> str:
         " shared by the server, the workers and whatever else ran."
     )
     vacuum = (
-        " Autovacuum is off. This changes nothing, because each measurement ends before autovacuum"
-        " would run for the first time."
+        " That autovacuum is off changes nothing: each measurement ends before it would run for"
+        " the first time."
         if method["settings"].get("autovacuum") == "off"
         else ""
     )
@@ -226,6 +226,21 @@ def _most(report: BenchReport) -> list[str]:
     ]
 
 
+def doubled(report: BenchReport) -> list[str]:
+    """A sentence on each queue of which two workers got one job: what its figures are worth."""
+    told = []
+    for queue in dict.fromkeys(entry.queue for entry in report.entries):
+        runs = [run for entry in report.entries if entry.queue == queue for run in entry.runs]
+        twice = sum(run.double_claims for run in runs)
+        if twice:
+            share = twice / sum(run.claimed for run in runs)
+            told.append(
+                f"**In {queue} {share:.0%} of the claims took a job that another worker had:** its"
+                " jobs/s mean nothing until `queueproof check` says that `single-claim` holds."
+            )
+    return told
+
+
 def notes(report: BenchReport) -> list[str]:
     """Why some figures are missing."""
     reasons: dict[tuple[str, str, str], list[str]] = {}
@@ -251,7 +266,8 @@ def markdown(
         why: By queue, the reason that stands behind the answer on it.
     """
     parts = ["# Throughput: claim to completion"]
-    parts += [*(comparison(report) or answers(report, why)), *more, environment(report)]
+    found = comparison(report) or answers(report, why)
+    parts += [*found, *doubled(report), *more, environment(report)]
     if chart:
         parts.append(f"![Jobs per second by batch size, workers and strategy]({chart})")
     unmeasured = f"Not measured ({NOTHING} in the tables):"
@@ -302,7 +318,8 @@ def section(written: str, name: str) -> Section:
     """
     report = BenchReport.from_json(written)
     try:
-        said, found = method(report), comparison(report) or answers(report)
+        said = method(report)
+        found = [*(comparison(report) or answers(report)), *doubled(report)]
         figures, missing = tables(report), notes(report)
         charts = _charts()
         drawn = [

@@ -119,7 +119,7 @@ GUARANTEES = (
         asks="max_attempts in the header, and fail or a lease",
         needs=_bound,
         acknowledged=True,
-        lacking="jobs attempted as often as allowed",
+        lacking="jobs stopped at the last attempt",
     ),
     Guarantee(
         id="retry-given",
@@ -145,7 +145,7 @@ GUARANTEES = (
         asks="max_attempts in the header, and fail or a lease",
         needs=_bound,
         acknowledged=True,
-        lacking="jobs tried as often as allowed",
+        lacking="jobs given every attempt",
     ),
     Guarantee(
         id="backoff",

@@ -16,6 +16,7 @@ from queueproof.space.situations import Known, Space, ordered, spaces, worn
 
 ALONE = "single operations in a job's possible situations"
 MEETINGS = "pairs of overlapping operations"
+SPLIT = "those of them in which one sends several statements, and others may come between"
 _FOUND: Mapping[str, Callable[[Space], Iterable[Known]]] = {
     ALONE: Space.alone,
     MEETINGS: Space.meetings,
@@ -60,8 +61,8 @@ class Suite(Pieces):
         """The first programs of a kind, one of each sort before a second one of any.
 
         Args:
-            what: `ALONE`, `MEETINGS`, or a fault: acts that come to something, with that at any
-                of their steps.
+            what: `ALONE`, `MEETINGS`, `SPLIT`, or a fault: acts that come to something, with that
+                at any of their steps.
         """
         programs = worn(self._every(what), self, self._seed)
         if self.through is not None:
@@ -77,6 +78,8 @@ class Suite(Pieces):
         return len(self._every(what))
 
     def _every(self, what: str) -> list[Known]:
+        if what == SPLIT:
+            return [one for one in self._every(MEETINGS) if one.what[0] in self.offer.several]
         if what not in self._ordered:
             found = _FOUND[what]
             every = (one for space in self._spaces for one in found(space))
