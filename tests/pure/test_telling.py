@@ -303,12 +303,12 @@ def test_a_worker_that_fails_what_it_has_completed_is_explained() -> None:
     )
     told = story(Turn("w1", ended + fails), then, guarantee="final-state")
     assert "its answer was lost, and the error path calls fail." in line(told)
-    assert remedy("final-state", told).startswith("Here fail put back a job that had ended. What")
+    assert remedy("final-state", told).startswith("Here fail put back a job that had ended. com")
     late = story(Turn("w1", ended), Turn("w2", fails), then, guarantee="final-state")
     assert "error path" not in to_text(late)
     assert remedy("final-state", late).startswith("Here fail put back")
     told = story(Turn("w1", ended + refused), then, guarantee="final-state")
-    assert remedy("final-state", told).startswith("Whatever puts a job back")
+    assert remedy("final-state", told).startswith("complete, fail and recover")
 
 
 def test_a_payload_that_is_not_a_jobs_own_is_told() -> None:

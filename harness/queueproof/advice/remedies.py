@@ -177,7 +177,7 @@ def _own(draft: Draft) -> list[tuple[str, str]]:
         found.append((r"(?<=FROM )jobs\b|(?<=UPDATE )jobs\b|(?<=ON )jobs\b", table))
     if not status:
         found.append((r"\bstatus = 'running' AND ", ""))
-        found.append((r"\bfor `status = 'running'`", "whether the job still runs"))
+        found.append((r"\bsays `status = 'running'`", "says that it runs"))
     if len(draft.running) > 1:
         found.append((r"\bstatus = 'running'", f"{status} IN ({', '.join(draft.running)})"))
     told = {state: own for state, own in known.states.items() if own in sql}

@@ -186,8 +186,8 @@ GUARANTEES = (
             "that its late worker completes in between."
         ),
         safe=(
-            "Whatever puts a job back asks the row that it locks for `status = 'running'`. "
-            "complete and fail ask for it too, and set the end and clear the lease in one UPDATE."
+            "complete, fail and recover change a job only if its row still says `status = "
+            "'running'`. complete and fail set the end and clear the lease in one UPDATE."
         ),
         undone=True,
         example="final_state_completed_lease",

@@ -108,8 +108,8 @@ GUARANTEES = (
             "every claim writes: each worker waits for the one before it, however many there are."
         ),
         safe=(
-            "`FOR UPDATE SKIP LOCKED` in the claim and in the recovery, and no row that all of "
-            "them write. Where one at a time is enough, `pg_try_advisory_xact_lock` lets the "
+            "Use `FOR UPDATE SKIP LOCKED` in the claim and in the recovery, and no row that every "
+            "worker writes. Where one at a time is enough, `pg_try_advisory_xact_lock` lets the "
             "others pass."
         ),
         programs=_non_blocking,
