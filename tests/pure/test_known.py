@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from io import StringIO
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from queueproof.errors import Exit, QueueproofError
 from queueproof.guarantees.catalogue import CATALOGUE
 from queueproof.queues.sqlfile import load_text
 from queueproof.report.card import Break, Card, Judgement, Place
+from queueproof.report.story import Account, Part
 from queueproof.report.terminal import Output, print_breaks, print_whole, summary
 from tests.fix_places import SKIP_LOCKED
 
@@ -96,21 +98,40 @@ def test_a_card_names_the_stories_of_what_is_broken() -> None:
     assert [*card.accepted] == ["backoff"]
 
 
-def test_a_break_is_told_at_once_without_how(capsys: pytest.CaptureFixture[str]) -> None:
-    """Its story will be another run's; an interrupt says how that is had sooner."""
+REPLAY = ("queueproof", "replay", "q.sql")
 
-    def check() -> None:
-        with _telling(load_text(SKIP_LOCKED, "q.sql"), fail_fast=False) as tell:
-            tell("single-claim")
-            tell("fencing")
+
+def test_a_break_is_told_at_once_and_shown_soon(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An interrupt says how to see the steps that were found, or how they are had sooner."""
+
+    def check(*found: Break) -> None:
+        queue = load_text(SKIP_LOCKED, "q.sql")
+        with _telling(queue, REPLAY, fail_fast=False) as (told, shown):
+            told("single-claim")
+            told("fencing")
+            for one in found:
+                shown("fencing", one)
             raise KeyboardInterrupt
 
     sooner = "^interrupted; --fail-fast --only single-claim ends with the first story$"
     with pytest.raises(KeyboardInterrupt, match=sooner):
         check()
-    first, second = capsys.readouterr().err.splitlines()
+    with pytest.raises(
+        KeyboardInterrupt, match=r"see what was found: queueproof replay q\.sql fen"
+    ):
+        check(Break("why", "text", "TOKEN", Account("fencing", ())))
+    assert token_of("q.sql", "fencing") == "TOKEN"
+    first, second, *_ = capsys.readouterr().err.splitlines()
     assert " s: single-claim. The steps follow when the check ends; with --fail-fast" in first
     assert second.endswith(" s: fencing")
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    with pytest.raises(KeyboardInterrupt):
+        check(Break("why", "text", "TOKEN", Account("fencing", (Part("prose", "lead"),))))
+    seen = capsys.readouterr().err
+    assert "The steps follow" not in seen
+    assert "\nfencing: After a worker has lost its job" in seen
 
 
 def test_the_line_of_a_break_is_the_one_to_change() -> None:

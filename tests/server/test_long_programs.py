@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import asdict
 
 from queueproof.examine.calibrate import calibrate
 from queueproof.examine.check import check_queue
+from queueproof.examine.replay import replay
 from queueproof.examine.work import Draws, Work, runner_under
 from queueproof.guarantees.catalogue import select
 from queueproof.judge.checker import declare
+from queueproof.report.card import Break
 from queueproof.report.story import Story
 from queueproof.run.lab import Lab
 from queueproof.schedule.conditions import PLAIN, Conditions
@@ -17,6 +20,7 @@ from queueproof.search.reduce import LONG, reduced
 from queueproof.search.shrink import Failure, one_by_one, shrink
 from tests.fix_labs import LabOf
 from tests.fix_places import BROKEN, SKIP_LOCKED, reference
+from tests.fix_queues import RACES, queue_file
 
 FAR = Conditions(far=True)
 MANY = 40  # crowds
@@ -68,6 +72,18 @@ def test_a_break_is_told_at_once_and_ends_the_check_where_that_is_asked(lab_of: 
     rest = [one for one in card.guarantees if one != first]
     assert {one.verdict for one in rest} == {"inconclusive", "not-offered"}
     assert [one.verdict for one in rest if one.left_out] == ["inconclusive"] * 2
+
+
+def test_a_story_is_shown_while_the_check_goes_on(lab_of: LabOf) -> None:
+    """It is one that the card could have; the card itself is what it is without."""
+    shown: dict[str, Break] = {}
+    lab, wanted = lab_of(queue_file(claim=RACES)), select(["single-claim", "order"])
+    with_it = check_queue(lab, wanted, profile="glance", shown=shown.__setitem__)
+    alone = check_queue(lab, wanted, profile="glance")
+    assert [*shown] == ["single-claim"]
+    assert replay(lab, str(shown["single-claim"].replay)) is not None
+    cards = [[asdict(one) | {"seconds": 0} for one in card.guarantees] for card in (with_it, alone)]
+    assert cards[0] == cards[1]
 
 
 def test_a_break_that_is_measured_is_told_at_once_too(lab_of: LabOf) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -17,7 +18,7 @@ from queueproof.cli.known import remember
 from queueproof.cli.options import Annotate, ProfileName, Where, cluster_extra, ids
 from queueproof.cli.replaying import command_of, open_target, target_of
 from queueproof.cli.reports import Reports
-from queueproof.cli.talk import output, progress_bar, say
+from queueproof.cli.talk import columns, output, progress_bar, say
 from queueproof.errors import Exit
 
 if TYPE_CHECKING:
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from queueproof.guarantees.guarantee import Guarantee
     from queueproof.postgres import Server
     from queueproof.queues.model import Queue
-    from queueproof.report.card import Card
+    from queueproof.report.card import Break, Card
     from queueproof.report.terminal import Output
     from queueproof.run.lab import Lab
 
@@ -83,6 +84,7 @@ class CheckOptions:
         lab: Lab,
         progress: Callable[[str, float | None], None],
         told: Callable[[str], None] = lambda _guarantee: None,
+        shown: Callable[[str, Break], None] | None = None,
         helpers: Helpers | None = None,
     ) -> Card:
         """The card of the queue in a lab."""
@@ -100,6 +102,7 @@ class CheckOptions:
             helpers=helpers,
             progress=progress,
             told=told,
+            shown=shown,
             fail_fast=self.fail_fast,
         )
 
@@ -150,9 +153,9 @@ def judged(asked: CheckOptions, beyond: Beyond | None = None, *, stories: bool =
                 with (
                     cluster(lab) as helpers,
                     progress_bar() as progress,
-                    _telling(target, fail_fast=asked.fail_fast) as told,
+                    _telling(target, command, fail_fast=asked.fail_fast) as (told, shown),
                 ):
-                    cards.append(asked.judge(lab, progress, told, helpers))
+                    cards.append(asked.judge(lab, progress, told, shown, helpers))
                 if way is target.ways[-1]:
                     card = printed(out, cards, stories=stories)
                     fixing = time.monotonic()
@@ -179,33 +182,47 @@ def judged(asked: CheckOptions, beyond: Beyond | None = None, *, stories: bool =
 
 
 @contextmanager
-def _telling(queue: Queue, *, fail_fast: bool) -> Iterator[Callable[[str], None]]:
-    """Say at once what breaks, and after how long, but for what the queue says of itself.
+def _telling(
+    queue: Queue, command: Sequence[str], *, fail_fast: bool
+) -> Iterator[tuple[Callable[[str], None], Callable[[str, Break], None]]]:
+    """Say at once what breaks, and show its steps on a terminal, but for what the queue accepts.
 
     Args:
+        command: Replays a story, up to its name.
         fail_fast: Whether the check ends there.
 
     Raises:
-        KeyboardInterrupt: The check was interrupted: where something breaks, it says how its story
-            is had sooner.
+        KeyboardInterrupt: The check was interrupted: it says how to see what was found.
     """
     began = time.monotonic()
+    watched = sys.stderr.isatty()
     broken: list[str] = []
+    tokens: dict[str, str] = {}
 
     def told(guarantee: str) -> None:
         if guarantee not in queue.breaks:
             told = f"broken after {time.monotonic() - began:.1f} s: {guarantee}"
-            if not broken and not fail_fast:
+            if not (broken or fail_fast or watched):
                 told += ". The steps follow when the check ends; with --fail-fast it ends here."
             broken.append(guarantee)
             say(told, Exit.BROKEN)
 
+    def shown(guarantee: str, found: Break) -> None:
+        from queueproof.report.text import WIDTH, to_text
+
+        if guarantee in broken and found.replay and found.told:
+            tokens[guarantee] = found.replay
+            if watched:
+                steps = to_text(found.told, columns(WIDTH), sql=False)
+                say(f"\n{steps}\n", Exit.BROKEN, prefix="")
+
     try:
-        yield told
+        yield told, shown
     except KeyboardInterrupt as stopped:
-        if broken:
-            sooner = f"--fail-fast --only {broken[0]} ends with the first story"
-            stopped.args = (f"{str(stopped) or 'interrupted'}; {sooner}",)
+        how = f"--fail-fast --only {broken[0]} ends with the first story" if broken else ""
+        if tokens and remember(queue.name, tokens, tokens):
+            how = f"see what was found: {shlex.join([*command, next(iter(tokens))])}"
+        stopped.args = ("; ".join(filter(None, [str(stopped) or "interrupted", how])),)
         raise
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 
@@ -12,14 +12,14 @@ from queueproof.examine.findings import STORIES, Findings, Told
 from queueproof.examine.plan import Examination, Progress
 from queueproof.examine.processes import lent_server
 from queueproof.examine.profiles import PROFILES, profile_of
-from queueproof.examine.verdicts import judgement_of
+from queueproof.examine.verdicts import judgement_of, story_of
 from queueproof.examine.work import Helpers, beside
 from queueproof.guarantees.catalogue import CATALOGUE, select
 from queueproof.guarantees.guarantee import Guarantee
 from queueproof.postgres import Server
 from queueproof.probes.probes import PROBES
 from queueproof.queues.model import Queue
-from queueproof.report.card import NOT_JUDGED, Card, Judgement
+from queueproof.report.card import NOT_JUDGED, Break, Card, Judgement
 from queueproof.run.lab import Lab
 from queueproof.run.open import open_lab
 from queueproof.schedule.programs import DoKind
@@ -37,6 +37,7 @@ def check_queue(
     helpers: Helpers | None = None,
     progress: Progress = lambda _what, _fraction: None,
     told: Told = lambda _guarantee: None,
+    shown: Callable[[str, Break], None] | None = None,
     fail_fast: bool = False,
 ) -> Card:
     """Judge an installed queue.
@@ -53,6 +54,8 @@ def check_queue(
         helpers: Who does the work in their place: the workers of a cluster.
         progress: Called as it goes on.
         told: Called with each guarantee that breaks, at once.
+        shown: Called with its story too, soon after. The card may have a shorter or plainer one;
+            None: stories are told by the card alone.
         fail_fast: End at the first break: what has not broken by then is inconclusive.
 
     Raises:
@@ -70,7 +73,19 @@ def check_queue(
 
         findings = Findings(lab, offer, seed, pool, tell, causes=causes)
         budget = profile_of(profile, by_clients=lab.by_clients)
-        enough = (lambda: any(_broken(findings, wanted))) if fail_fast else None
+        unshown = [guarantee.id for guarantee in wanted]
+
+        def show() -> bool:
+            for name in [name for name in unshown if name in findings.failures]:
+                failure = findings.short(name)
+                if shown is not None and failure is not None:
+                    unshown.remove(name)
+                    shown(name, story_of(findings, name, failure))
+            return False
+
+        enough = None if shown is None else show
+        if fail_fast:
+            enough = lambda: any(_broken(findings, wanted))  # noqa: E731 - as `show`
         examination = Examination(findings, budget)
         examination.examine(wanted, progress, enough)
         for more in reversed(range(STORIES)):

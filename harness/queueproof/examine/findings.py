@@ -75,6 +75,7 @@ class Findings:
     due: set[str] = field(default_factory=set)  # whose breach, in turn, wrong clocks alone make
     hit: set[tuple[str, str, int]] = field(default_factory=set)  # see `Run.faults`
     _short: dict[str, Failure] = field(default_factory=dict)  # as last shortened
+    _shorter: dict[int, tuple[Failure, Failure]] = field(default_factory=dict)  # by `id`, of which
     _doubts: Counter[str] = field(default_factory=Counter)  # breaches that did not happen again
 
     def __post_init__(self, pool: Helpers | None) -> None:
@@ -274,7 +275,20 @@ class Findings:
         accepted = guarantee.id in self.offer.queue.breaks or guarantee.accepted(self.offer)
         return not accepted and guarantee.needs(self.offer) is None
 
+    def short(self, name: str) -> Failure | None:
+        """The breach of a guarantee as short as it goes, while more may come; None: not certain."""
+        if self.is_probed(name) or not self.is_certain(name) or self.explained(name):
+            return None
+        with self.timing(name):
+            return self._shortened(self.failures[name])
+
     def _shortened(self, failure: Failure) -> Failure:
+        known = self._shorter.get(id(failure))
+        if known is None or known[0] is not failure:
+            known = self._shorter[id(failure)] = failure, self._shorten(failure)
+        return known[1]
+
+    def _shorten(self, failure: Failure) -> Failure:
         failure = reduced(self.runner(failure.conditions), self.declared, failure)
         if failure.conditions.far or failure.conditions.gate:
             near = replace(failure.conditions, far=False, gate=None)

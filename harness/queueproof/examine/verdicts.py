@@ -158,19 +158,21 @@ def _stories(findings: Findings, name: str) -> list[Break]:
     if failure is None or findings.explained(name):
         return []
     others = sorted(findings.others.get(name, {}).values(), key=lambda one: one.violation.alone)
-    return [
-        _told(
-            findings,
-            name,
-            one,
-            one.violation.because,
-            program=one.program.to_data(),
-            schedule=list(one.schedule),
-            under=one.conditions.to_data(),
-            broken=one.violation.guarantee,
-        )
-        for one in (failure, *others)
-    ]
+    return [story_of(findings, name, one) for one in (failure, *others)]
+
+
+def story_of(findings: Findings, name: str, failure: Failure) -> Break:
+    """The story of a breach of a guarantee, with its token."""
+    return _told(
+        findings,
+        name,
+        failure,
+        failure.violation.because,
+        program=failure.program.to_data(),
+        schedule=list(failure.schedule),
+        under=failure.conditions.to_data(),
+        broken=failure.violation.guarantee,
+    )
 
 
 def _told(findings: Findings, name: str, found: Found, reason: str, **data: object) -> Break:

@@ -362,9 +362,7 @@ class _JobCheck:
         self.findings.evidence["no-lost-job", "jobs followed to their end"] += 1
         for job, _ in configs:
             if job.bound is not None and job.claims == job.bound:
-                self.findings.evidence[
-                    "retry-bound", "jobs stopped at the last attempt"
-                ] += 1
+                self.findings.evidence["retry-bound", "jobs stopped at the last attempt"] += 1
                 self.findings.evidence["retry-given", "jobs given every attempt"] += 1
                 break
         if self.lives.observed or not self.declared.observable:
