@@ -263,7 +263,8 @@ def _ending_it(
     for fix, _ in zip(likely, budget, strict=False):
         if _ends(ask, fix):
             gone = _replaced(text, fix)
-            less = (other for other, _ in forms if other.block == fix.block and not other.last)
+            like = (other for other, _ in forms if other.block == fix.block and not other.last)
+            less = (other for other in like if _skips(other) or not _skips(fix))
             smaller = [other for other in less if _replaced(text, other) < gone][:SMALLER]
             yield next((other for other in smaller if ask(other.text).is_sound), fix)
 
@@ -272,6 +273,11 @@ def _ends(ask: Callable[[str], Outcome], fix: Fix) -> bool:
     """True where a story does not happen with a form."""
     # It may hang on ids that the server draws: once without it may be luck.
     return all(ask(fix.text).is_sound for _ in range(SURE))
+
+
+def _skips(fix: Fix) -> bool:
+    """True where a claim passes by what others hold; one that asks again waits for nothing."""
+    return fix.block == "claim" and "SKIP LOCKED" in fix.what
 
 
 def _first(judgement: Judgement) -> bool:
@@ -347,9 +353,8 @@ def ranked(draft: Draft, guarantee: str, blocks: Collection[str]) -> list[tuple[
     turns = Counter[tuple[object, ...]]()
     order: dict[str, tuple[object, ...]] = {}
     for fix in sorted(found, key=lambda fix: fix.size):
-        # A claim that only asks again makes the second one wait, and go away empty.
-        skips = fix.block == "claim" and "SKIP LOCKED" in fix.what
-        kind = (bool(blocks) and fix.block not in mine, fix.last, not (speaks(fix) or skips))
+        likely = speaks(fix) or _skips(fix)
+        kind = (bool(blocks) and fix.block not in mine, fix.last, not likely)
         turns[*kind, fix.block] += 1
         order[fix.text] = (*kind, turns[*kind, fix.block], fix.size)
     return [(fix, speaks(fix)) for fix in sorted(found, key=lambda fix: order[fix.text])]

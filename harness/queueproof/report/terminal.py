@@ -101,8 +101,11 @@ def print_remedies(out: Output, card: Card) -> None:
     for told, names in fixes.items():
         what = " and ".join(names) if len(broken) > 1 else "it"
         print_remedy(out, told.replace(TRIED, "") if len(fixes) > 1 else told, what)
-    if len(fixes) > 1 and any(TRIED in told for told in fixes):
-        out.prose(TRIED.replace("this change this", "each of these changes its"))
+    tried = [name for told, names in fixes.items() if TRIED in told for name in names]
+    if len(fixes) > 1 and tried:
+        which = f"the change for {' and '.join(tried)}"
+        which = which if len(tried) < len(broken) else "each of these changes"
+        out.prose(TRIED.replace("this change this", f"{which} its"))
         out.say()
 
 
