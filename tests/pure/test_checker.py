@@ -373,6 +373,15 @@ def test_what_completes_and_claims_may_wait(blocker: CallKind, found: list[str])
         enqueue 1 2; w1 claims 1; +15; w1 claims 2; +16; begin recover;
         begin w1 beats 2 waits=reaper; end reaper 1; end w1; w1 completes 2;
         w1 completes 1 -> rejected; w2 runs 1; all completed => holds where worker_heartbeat=True
+    rule 3: a claim is a sign of life for a job that its worker may have lost
+        enqueue 1 2; w1 claims 1; +31; begin w2 claims; begin w1 claims waits=w2; end w2 2; end w1;
+        w1 completes 1; w2 completes 2; all completed => holds
+    and not for one that its worker has ended
+        enqueue 1 2; w1 runs 1; +31; begin w2 claims; begin w1 claims waits=w2; end w2 2; end w1;
+        w2 completes 2; all completed => non-blocking
+    unless the worker itself must beat
+        enqueue 1 2; w1 runs 1; +31; begin w2 claims; begin w1 claims waits=w2; end w2 2; end w1;
+        w2 completes 2; all completed => holds where worker_heartbeat=True
     rule 21: of two claims of one job one waits for the other, which is not judged as well
         enqueue 1; begin w1 claims; begin w2 claims waits=w1; end w1 1; end w2 1; left 1=running
         => single-claim

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import cast
@@ -17,13 +18,13 @@ from queueproof.advice.catalogue import Fix, changed, fixes
 from queueproof.advice.forms import FORMS as FORMS_OF_ONE
 from queueproof.advice.reading import Draft
 from queueproof.advice.remedies import cause_of, in_own_names, with_remedies
-from queueproof.advice.search import Outcome, as_diff, said, source
+from queueproof.advice.search import Goal, Outcome, as_diff, said, source
 from queueproof.errors import QueueproofError
 from queueproof.guarantees.catalogue import CATALOGUE
 from queueproof.postgres import Server
 from queueproof.queues.model import Queue
-from queueproof.queues.sqlfile import SqlFileQueue, load
-from queueproof.report.card import Card, Judgement
+from queueproof.queues.sqlfile import SqlFileQueue, load, load_text
+from queueproof.report.card import Break, Card, Judgement
 from queueproof.report.story import Account, Part
 from queueproof.report.text import with_code
 from tests.fix_histories import each
@@ -532,3 +533,35 @@ def test_a_lucky_form_is_not_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     server = cast("Server", None)  # which `judged` does not ask
     assert search.advise(queue, card, server, lambda _what, _done: None) == {}
     assert max(asked.values()) > 1
+
+
+BY_ID = {
+    "header": 'lease = "1 minute"',
+    "claim": "\nUPDATE jobs SET status = 'running', n = n + 1 RETURNING id, n AS attempt;",
+    "complete": "(id)!\nUPDATE jobs SET status = 'completed' WHERE id = :id;",
+    "fail": "(id)!\nUPDATE jobs SET status = 'queued' WHERE id = :id;",
+}
+
+
+@pytest.mark.parametrize("known", [("complete", "fail"), ("complete",)], ids=["both", "one"])
+def test_a_break_in_two_blocks_has_a_change_for_each(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, known: Sequence[str]
+) -> None:
+    """The change of one ends its story; the other's is told too, or comes to light with it."""
+    queue = written(tmp_path, queue_file(**BY_ID))
+
+    def judged(text: str, *, goal: Goal, **_: object) -> Outcome:
+        blocks = load_text(text, "q.sql").blocks
+        open_ = [one for one in ("complete", "fail") if "attempt" not in blocks[one].used]
+        if told := tuple(one for one in goal.stories if one in open_):
+            return Outcome(told, "fencing", "the story happens again", frozenset(told))
+        flawed = bool(goal.wanted and open_)
+        return Outcome((), "fencing", "another one", token=open_[0]) if flawed else Outcome()
+
+    monkeypatch.setattr(search, "_judged", judged)
+    first, *more = (Break("r", "story", one) for one in known)
+    broken = Judgement("fencing", "broken", "r", "story", first.replay, more=tuple(more))
+    card = Card(queue.name, "PostgreSQL 18", 0, 1.0, (broken,))
+    told = search.advise(queue, card, cast("Server", None), lambda _what, _done: None)["fencing"]
+    for block in ("complete", "fail"):
+        assert re.search(rf"Let {block} also ask for .*n = :attempt", told.text)

@@ -302,9 +302,9 @@ def _due(site: Site, draft: Draft) -> Iterator[Change]:
 
 
 def _as_failed(site: Site, draft: Draft) -> Iterator[Change]:
-    """A crash counts as a failed attempt does: recover writes what `fail` writes."""
+    """A crash counts as a failed attempt does: recover writes what `fail` writes, but no wait."""
     for update in site.changes(draft.jobs.table.name):
-        written = {part.this.name for part in update.expressions}
+        written = {part.this.name for part in update.expressions} | {draft.jobs["due"].name}
         lacking = {name: text for name, text in draft.failing.items() if name not in written}
         if written and lacking:
             end = site.parsed.span(update.expressions[-1]).end
@@ -322,7 +322,7 @@ def _written(site: Site, draft: Draft) -> Iterator[Change]:
 
 def _values(block: str, draft: Draft) -> Iterator[Clause]:
     known, backoff = draft.jobs, draft.queue.backoff
-    bounded = known["attempts"] and known["most"]
+    bounded = known["attempts"] and (known["most"] or draft.queue.max_attempts)
     if block in {"claim", "heartbeat"} and (
         known.clock == "since" or "lease" in draft.queue.takes(block)
     ):
@@ -338,8 +338,8 @@ def _values(block: str, draft: Draft) -> Iterator[Clause]:
 
 def _counted(site: Site, draft: Draft) -> Iterator[Change]:
     """Every comparison of the count with its bound, in the one right form."""
-    count, most, declared = draft.jobs["attempts"], draft.jobs["most"], draft.queue.max_attempts
-    if not count or not (most or declared):
+    count, most = draft.jobs["attempts"], draft.jobs["most"]
+    if not count or not (most or draft.queue.max_attempts):
         return
     edits = []
     for node in site.parsed.tree.find_all(exp.LT, exp.LTE, exp.GT, exp.GTE):
@@ -347,12 +347,12 @@ def _counted(site: Site, draft: Draft) -> Iterator[Change]:
         if mentions(node.this, count) and (isinstance(other, exp.Literal) or mentions(other, most)):
             table = next(iter(node.this.find_all(exp.Column))).table
             of = f"{table}." if table else ""
-            bound = f"{of}{most}" if most else f"{declared}"
+            bound = f"{of}{most}" if most else f"{draft.jobs.number}"
             operator = "<" if isinstance(node, exp.LT | exp.LTE) else ">="
             edits.append(Edit(site.parsed.span(node), f"{of}{count} {operator} {bound}"))
     kept = [e for e in edits if site.parsed.source(e.span).split() != e.new.split()]
     if kept:
-        yield Change(f"compares {count} with {most or declared}", kept)
+        yield Change(f"compares {count} with {most or draft.jobs.number}", kept)
 
 
 def _once(site: Site, _: Draft) -> Iterator[Change]:

@@ -195,6 +195,7 @@ class Draft:
             {role: Column(name, quoted(name)) for role, name in found.items()},
             {state: literal for state, literal in states.items() if literal},
             token,
+            self.queue.max_attempts or Jobs.number,
         )
 
     def _leased(self, due: str) -> dict[str, str]:

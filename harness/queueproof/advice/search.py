@@ -12,12 +12,12 @@ import heapq
 import os
 import re
 from collections import Counter
-from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
 from difflib import SequenceMatcher, unified_diff
 from functools import partial
-from itertools import chain, count, islice
+from itertools import count, islice
 from pathlib import Path
 from typing import NamedTuple
 
@@ -49,7 +49,7 @@ from queueproof.search.tokens import decode_token
 from queueproof.space.pieces import Pieces
 
 MOST = 120  # candidates for each broken guarantee
-ADVISED, OF_ALL = 12, 32  # the same where a check only looks for what to say, and for all together
+ADVISED, OF_ALL = 12, 48  # the same where a check only looks for what to say, and for all together
 DEAR = frozenset({"steady-cost", "old-snapshot", "pooler-safe", "crash-safe"})
 """Their stories take seconds each: a check does not look for what mends them."""
 DEPTH = 3  # changes that go together
@@ -228,15 +228,8 @@ def advise(
         stories = tuple(story.replay for story in one.stories if story.replay)
         goal = Goal(stories, (), tuple(other.id for other in broken if other is not one))
         ask = partial(_judged, path=queue.name, goal=goal, seed=card.seed, server=server)
-        wanted = {one.id, _OTHERWISE.get(one.id, one.id)} - set(goal.broken)
-        keeps = partial(ask, goal=Goal((), tuple(sorted(wanted)), profile="glance"))
         progress(f"looking for what mends {one.id}", None)
-        told = ask(text)
-        forms = ranked(Draft(text, queue.name), one.id, told.blocks) if told.stories else []
-        again = (fix for fix in used.values() if told.stories and _ends(ask, fix))
-        ending = chain(again, _ending_it(text, forms, ask, budget))
-        # A form may mend that story alone, or put another one in its place.
-        kept = next((fix for fix in islice(ending, KEEPING) if keeps(fix.text).is_sound), None)
+        kept = _Asking(text, queue.name, one.id, goal, ask, budget).fix(used.values())
         if kept is not None:
             used[kept.text] = kept
             # What extends another file has no lines of its own there.
@@ -246,27 +239,87 @@ def advise(
     return found
 
 
-def _ending_it(
-    text: str,
-    forms: Sequence[tuple[Fix, bool]],
-    ask: Callable[[str], Outcome],
-    budget: Iterator[int],
-) -> Iterator[Fix]:
-    """The forms with which a story does not happen, each as small as still ends it.
+@dataclass(frozen=True, slots=True)
+class _Asking:
+    """A broken guarantee, and what candidates are asked for it.
 
-    Args:
-        forms: By `ranked`.
-        ask: Has a file judged by the story.
+    Attributes:
+        text: The file as it is.
+        goal: The stories.
+        ask: Has a file judged by a goal, by this one unless given.
         budget: One for each form that may still be tried.
     """
-    likely = [fix for fix, about in forms if about or not fix.last][:ADVISED]
-    for fix, _ in zip(likely, budget, strict=False):
-        if _ends(ask, fix):
-            gone = _replaced(text, fix)
-            like = (other for other, _ in forms if other.block == fix.block and not other.last)
-            less = (other for other in like if _skips(other) or not _skips(fix))
-            smaller = [other for other in less if _replaced(text, other) < gone][:SMALLER]
-            yield next((other for other in smaller if ask(other.text).is_sound), fix)
+
+    text: str
+    path: str
+    guarantee: str
+    goal: Goal
+    ask: Callable[..., Outcome]
+    budget: Iterator[int]
+
+    def fix(self, used: Iterable[Fix]) -> Fix | None:
+        """The form that mends it, or several forms together; None where none is found.
+
+        Args:
+            used: What mends other guarantees, which goes first.
+        """
+        forms = self._forms(self.text, self.ask)
+        for fix in used if forms else ():
+            if _ends(self.ask, fix) and self._kept(fix).is_sound:
+                return fix
+        first: Fix | None = None
+        for fix in islice(self._ending(self.text, forms, self.ask), KEEPING):
+            if self._kept(fix).is_sound:
+                return fix
+            first = first or fix
+        several = first is not None or len(self.goal.stories) > 1
+        return self._on_top(first) if forms and several else None
+
+    def _kept(self, fix: Fix) -> Outcome:
+        """Whether a form mends that story alone, or puts another one in its place."""
+        wanted = {self.guarantee, _OTHERWISE.get(self.guarantee, self.guarantee)}
+        asked = tuple(sorted(wanted - set(self.goal.broken)))
+        return self.ask(fix.text, goal=Goal((), asked, profile="glance"))
+
+    def _on_top(self, found: Fix | None) -> Fix | None:
+        """A form for each story, one on top of the other, and for those that come to light then."""
+        stories = [] if found else [*self.goal.stories]
+        besides = (*self.goal.broken, self.guarantee)  # by its other stories
+        for _ in range(len(stories) + DEPTH):
+            if found and not stories:
+                flaw = self._kept(found)
+                if flaw.is_sound or flaw.flaw != self.guarantee or not flaw.token:
+                    return found if flaw.is_sound else None
+                stories = [flaw.token]
+            ask = partial(self.ask, goal=Goal((stories.pop(0),), (), besides))
+            text = found.text if found else self.text
+            forms = self._forms(text, ask)
+            fix = next(self._ending(text, forms, ask), None)
+            if forms and fix is None:
+                return None
+            if fix and found:
+                what, last = f"{found.what}. {fix.what}", fix.last or found.last
+                fix = fix._replace(what=what, last=last)
+            found = fix or found
+        return None
+
+    def _forms(self, text: str, ask: Callable[[str], Outcome]) -> list[tuple[Fix, bool]]:
+        """The forms for what is told of a text; see `ranked`."""
+        told = ask(text)
+        return ranked(Draft(text, self.path), self.guarantee, told.blocks) if told.stories else []
+
+    def _ending(
+        self, text: str, forms: Sequence[tuple[Fix, bool]], ask: Callable[[str], Outcome]
+    ) -> Iterator[Fix]:
+        """The forms with which a story does not happen, each as small as still ends it."""
+        likely = [fix for fix, about in forms if about or not fix.last][:ADVISED]
+        for fix, _ in zip(likely, self.budget, strict=False):
+            if _ends(ask, fix):
+                gone = _replaced(text, fix)
+                like = (other for other, _ in forms if other.block == fix.block and not other.last)
+                less = (other for other in like if _skips(other) or not _skips(fix))
+                smaller = [other for other in less if _replaced(text, other) < gone][:SMALLER]
+                yield next((other for other in smaller if ask(other.text).is_sound), fix)
 
 
 def _ends(ask: Callable[[str], Outcome], fix: Fix) -> bool:
@@ -331,9 +384,10 @@ def said(before: str, fix: Fix, name: str) -> str:
 
 def _asked(what: str) -> str:
     """The name of a form as what to do, where it has a verb for that."""
+    parts = what.split(". ")
     for pattern, told in _TO_DO.items():
-        what = re.sub(pattern, told, what)
-    return what
+        parts = [re.sub(pattern, told, part) for part in parts]
+    return ". ".join(parts)
 
 
 def ranked(draft: Draft, guarantee: str, blocks: Collection[str]) -> list[tuple[Fix, bool]]:
@@ -353,7 +407,7 @@ def ranked(draft: Draft, guarantee: str, blocks: Collection[str]) -> list[tuple[
     turns = Counter[tuple[object, ...]]()
     order: dict[str, tuple[object, ...]] = {}
     for fix in sorted(found, key=lambda fix: fix.size):
-        likely = speaks(fix) or _skips(fix)
+        likely = speaks(fix) or (guarantee == "single-claim" and _skips(fix))
         kind = (bool(blocks) and fix.block not in mine, fix.last, not likely)
         turns[*kind, fix.block] += 1
         order[fix.text] = (*kind, turns[*kind, fix.block], fix.size)

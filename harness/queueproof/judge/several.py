@@ -421,6 +421,8 @@ class _Allowed:
             for job in claim.ids:
                 self._of_job[job].append(claim)
                 self._of_actor[claim.actor].append(Ref(claim.index, job))
+        ends = history.of_kind("complete", "complete_many", "fail")
+        self._ends = [call for call in ends if call.answer == "accepted"]
         beats = history.of_kind("heartbeat")
         self._beats = [beat for beat in beats if beat.answer == "accepted"]
 
@@ -452,7 +454,10 @@ class _Allowed:
         mine = list(call.refs)
         # A heartbeat may name all jobs of its worker, and a claim may be a sign of life as well.
         if self._declared.worker_heartbeat or call.kind == "claim":
-            mine += self._of_actor[call.actor]
+            ended = {ref for end in self._ends if over(end, call) for ref in end.refs}
+            # A worker that must beat itself may be late though it has no job.
+            ended = set() if self._declared.worker_heartbeat else ended
+            mine += [ref for ref in self._of_actor[call.actor] if ref not in ended]
         takes = blocker.kind in {"claim", "recover"}
         if takes and any(self._maybe_stale(ref, call) for ref in mine):
             return True

@@ -103,9 +103,12 @@ def print_remedies(out: Output, card: Card) -> None:
         print_remedy(out, told.replace(TRIED, "") if len(fixes) > 1 else told, what)
     tried = [name for told, names in fixes.items() if TRIED in told for name in names]
     if len(fixes) > 1 and tried:
-        which = f"the change for {' and '.join(tried)}"
-        which = which if len(tried) < len(broken) else "each of these changes"
-        out.prose(TRIED.replace("this change this", f"{which} its"))
+        which = f"the change for {tried[0]} its break is"
+        if len(tried) > 1:
+            which = f"the changes for {', '.join(tried)} these breaks are"
+        if len(tried) == len(broken):
+            which = "each of these changes its break is"
+        out.prose(TRIED.replace("this change this break is", which))
         out.say()
 
 
