@@ -25,7 +25,7 @@ def bench(
     queues: Annotated[
         list[str],
         typer.Argument(
-            metavar="QUEUE...",
+            metavar="QUEUE",
             help="Queues, as for check. The first one is the baseline.",
         ),
     ],

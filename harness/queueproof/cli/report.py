@@ -23,7 +23,7 @@ def report(
     results: Annotated[
         list[Path],
         typer.Argument(
-            metavar="FILE...",
+            metavar="FILE",
             help="What check and bench wrote with --json, and results/conformance.json.",
         ),
     ],

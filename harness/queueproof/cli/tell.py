@@ -114,7 +114,7 @@ def explain(
     name: Annotated[
         str | None,
         typer.Argument(
-            metavar="[ID]", help="A guarantee, such as fencing. Without one, all are listed."
+            metavar="ID", help="A guarantee, such as fencing. Without one, all are listed."
         ),
     ] = None,
 ) -> None:

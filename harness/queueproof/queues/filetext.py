@@ -216,7 +216,9 @@ def _block(file: QueueText, start: int, marker: re.Match[str], end: int) -> Bloc
         file.fail(start, "write a block's name as `-- name: claim(worker, limit)`")
     name, listed, suffix = match.groups()
     if name not in OPERATION_OF:
-        file.fail(start, f"unknown block {name}; {meant(name, OPERATION_OF)}")
+        near = meant(name, OPERATION_OF)
+        rest = f" There are {', '.join(OPERATION_OF)}" if near.endswith("?") else ""
+        file.fail(start, f"unknown block {name}; {near}{rest}")
     body = start + marker.end()
     found = sqltext.split(file.text, [token for token in file.tokens if body <= token.start < end])
     if not found:
