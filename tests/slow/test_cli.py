@@ -164,17 +164,6 @@ def test_the_junit_report_has_a_case_per_guarantee(broken: tuple[Ran, Path]) -> 
     assert "held by two workers" in (failure.text or "")
 
 
-def test_a_number_that_the_header_contradicts_is_told_first(check: Command, tmp_path: Path) -> None:
-    """A recovery with a lease of its own is named by its line, as it breaks what is no break."""
-    file = tmp_path / "q.sql"
-    text = Path(SOUND).read_text().replace("recover(lease)", "recover")
-    file.write_text(text.replace("_at < now() - :lease", "_at < now() - '1h'::interval"))
-    ran = check(file, "--only", APART)
-    assert ran.code == 0
-    told = f"{file}:136: recover waits '1h', and the header's lease is 30 s: let both say the same"
-    assert ran.out.index(told) < ran.out.index(f"{APART}: holds")
-
-
 def test_accepted_breaks_are_written(check: Command, command: Command, tmp_path: Path) -> None:
     """`accept` passes today's break; its TODO is told, and so is a break that is mended."""
     file = tmp_path / "q.sql"
