@@ -34,7 +34,9 @@ def test_runs_with_our_settings_and_is_gone_afterwards() -> None:
         assert f"container:{image}" == server.source
         assert server.durable
         assert server.superuser
-        assert server.label.endswith(f"container {image}, fsync=on, synchronous_commit=on")
+        assert server.label.endswith(
+            f"container {image}, a throwaway server, fsync=on, synchronous_commit=on"
+        )
         with server.database() as conninfo, psycopg.connect(conninfo) as connection:
             assert connection.execute("SHOW deadlock_timeout").fetchone() == ("1min",)
     assert not containers(os.getpid())
