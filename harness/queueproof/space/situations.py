@@ -594,12 +594,16 @@ class Space:
             before: What has become of other jobs.
             lost: How often jobs of crashed workers may run.
         """
-        cap = self.pieces.offer.queue.concurrency_limit or 1
-        others = [script(f"w{20 + n}", claim()) for n in range(cap - 1)] if cap <= MOST_HELD else []
+        limit = self.pieces.offer.queue.concurrency_limit
+        cap = limit or 1
+        # Those of crashed workers count until they are recovered, and leave a place for this job.
+        lost = lost[: limit - 1] if limit else lost
+        beside = cap - 1 - len(lost)
+        others = [script(f"w{20 + n}", claim()) for n in range(beside)] if cap <= MOST_HELD else []
         jobs = () if at.job.phase == Phase.ABSENT or NEW in at.way else self._jobs
         jobs += self._jobs[:1] * (self.batch * len(before) + len(others) + (cap > 1))
         jobs = (*(JobSpec(bound=n) for n in lost for _ in range(self.batch)), *jobs)
-        crashed = [script(f"w{30 + n}", claim(self.batch), crash()) for n in range(len(lost))]
+        crashed = [script(f"w{40 + n}", claim(self.batch), crash()) for n in range(len(lost))]
         exact = any(do.kind == "until" for one in look for _, dos in one for do in dos)
         aligned = script("clock", whole(ALIGN)) if at.over else ALIGNED
         way = in_turn(SETTLE, *self._ahead, *before, *crashed, *at.way, *others, *[aligned] * exact)
