@@ -75,7 +75,9 @@ def check_queue(
         budget = profile_of(profile, by_clients=lab.by_clients)
         unshown = [guarantee.id for guarantee in wanted]
 
-        def show() -> bool:
+        def enough() -> bool:
+            if fail_fast:
+                return any(_broken(findings, wanted))
             for name in [name for name in unshown if name in findings.failures]:
                 failure = findings.short(name)
                 if shown is not None and failure is not None:
@@ -83,11 +85,8 @@ def check_queue(
                     shown(name, story_of(findings, name, failure))
             return False
 
-        enough = None if shown is None else show
-        if fail_fast:
-            enough = lambda: any(_broken(findings, wanted))  # noqa: E731 - as `show`
         examination = Examination(findings, budget)
-        examination.examine(wanted, progress, enough)
+        examination.examine(wanted, progress, enough if fail_fast or shown else None)
         for more in reversed(range(STORIES)):
             found = [CATALOGUE[one.id] for one in _broken(findings, wanted)] if fail_fast else []
             progress("telling the stories", None)
