@@ -276,7 +276,7 @@ class _Asking:
         return self._on_top(first) if forms and several else None
 
     def _kept(self, fix: Fix) -> Outcome:
-        """Whether a form mends that story alone, or puts another one in its place."""
+        """The guarantee asked itself: a form may end that story, and put another in its place."""
         wanted = {self.guarantee, _OTHERWISE.get(self.guarantee, self.guarantee)}
         asked = tuple(sorted(wanted - set(self.goal.broken)))
         return self.ask(fix.text, goal=Goal((), asked, profile="glance"))
@@ -329,7 +329,7 @@ def _ends(ask: Callable[[str], Outcome], fix: Fix) -> bool:
 
 
 def _skips(fix: Fix) -> bool:
-    """True where a claim passes by what others hold; one that asks again waits for nothing."""
+    """True where a claim passes by what others hold; one that only asks again waits for them."""
     return fix.block == "claim" and "SKIP LOCKED" in fix.what
 
 

@@ -21,7 +21,7 @@ PILOTS = 2  # rounds that are not counted: they set the number of jobs, and warm
 
 
 class Budget(NamedTuple):
-    """What a comparison may take; None where it is not limited."""
+    """The limits of a comparison; None where there is none."""
 
     seconds: float | None = BUDGET
     rounds: int | None = None

@@ -226,7 +226,7 @@ def _telling(
 
 
 def _cluster(address: str | None) -> Callable[[Lab], AbstractContextManager[Helpers | None]]:
-    """What provides helpers for a lab, where not this machine does the work."""
+    """The provider of a lab's helpers, where a cluster does the work instead of this machine."""
     if address is None:
         return lambda _lab: nullcontext()
     with cluster_extra():

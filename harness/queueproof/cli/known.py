@@ -83,7 +83,7 @@ def token_of(queue: str, story: str) -> str:
 
 
 def _kept(queue: str) -> dict[str, Any]:
-    """What is kept of a queue's checks; nothing where there is none, or it is of no use."""
+    """The stories and fixes of a queue's checks; none where the file is not there, or of no use."""
     from queueproof import waits
 
     with suppress(OSError, RuntimeError, ValueError, QueueproofError):

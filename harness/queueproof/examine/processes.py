@@ -119,7 +119,7 @@ def lent_server() -> Server:
 
 
 def lab_here() -> Lab:
-    """Where this process has installed the queue that it was given when it began."""
+    """The lab of this process, with the queue that it was given when it began."""
     (lab,) = _lab
     if isinstance(lab, QueueproofError):
         raise UnableError(str(lab))

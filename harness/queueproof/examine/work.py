@@ -160,7 +160,7 @@ def runner_under(
 
 
 class Work:
-    """What comes of units on one installed queue."""
+    """The outcomes of units on one installed queue."""
 
     def __init__(self, lab: Lab, offer: Offer, seed: int) -> None:
         self._lab = lab
@@ -248,7 +248,7 @@ class Helpers:
         return self._begin()
 
     def given(self, offer: Offer, seed: int) -> Any:  # noqa: ANN401 - theirs alone
-        """What goes to them with each unit."""
+        """The bytes that go to them with each unit."""
         return pickle.dumps((offer, seed))
 
     def submit(self, given: Any, unit: Unit) -> Future[Any]:  # noqa: ANN401 - the same

@@ -360,7 +360,7 @@ class Lives(Watcher):
         yield from self._lives.items()
 
     def claimed_before(self, job: str, call: Call) -> bool:
-        """Whether a claim that got a job had been invoked before a call."""
+        """True where a claim that got a job had been invoked before a call."""
         life = self._lives.get(job)
         acts = life.acts if life else ()
         return any(act.kind == "claim" and act.call.index < call.index for act in acts)
