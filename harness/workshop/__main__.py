@@ -51,7 +51,7 @@ lease_batch and lease_table complete a batch and claim the next one in one state
 """
 WHY = {
     REFERENCE: (
-        "Each claim reads the index from its front, past all jobs that others hold"
+        "Each claim reads the index from its beginning, past all jobs that others hold"
         " ([the counts]"
         "(../docs/about/faq.md#why-does-skip-locked-slow-down-with-more-workers-and-large-batches))."
     ),

@@ -1,7 +1,7 @@
 -- breaks: fencing
--- Complete asks for the id alone: a worker that woke up after its lease finishes the attempt of
--- another worker. PgQueuer, Oban, River and graphile-worker complete a job by WHERE id = ... alone;
--- pg-boss#925 tells what comes of it.
+-- `complete` checks only the id. A worker that wakes up after its lease finishes another worker's
+-- attempt. PgQueuer, Oban, River and graphile-worker complete a job by its id alone. pg-boss#925
+-- shows what can happen.
 
 -- /// queue
 -- extends = "../skip_locked.sql"

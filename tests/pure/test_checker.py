@@ -756,7 +756,7 @@ def test_only_what_comes_after_the_next_claim_puts_fencing_to_the_test(case: Cas
     """A holder that repeats itself and is refused shows nothing of a worker that lost its job."""
     found = check(Told(case.story).history, declared())
     assert not found.violations
-    assert [str(found.evidence["fencing", "operations with a lost claim refused"])] == case.breaks
+    assert [str(found.evidence["fencing", "late calls refused"])] == case.breaks
 
 
 @cases("""
@@ -1011,7 +1011,10 @@ def test_overlaps_are_pairs_of_calls_by_different_actors(history: History) -> No
         if one.actor == other.actor or not one.overlaps(other):
             continue
         expected["single-claim", "overlapping claims"] += kinds == {"claim"}
-        expected["not-early", "claims during an enqueue"] += kinds == {"claim", "enqueue"}
+        expected["not-early", "claims while an enqueue was not committed"] += kinds == {
+            "claim",
+            "enqueue",
+        }
         expected["no-deadlock", "operations that overlapped another"] += 1
         judged = bool(kinds & {"claim", "heartbeat", "recover"})
         expected["non-blocking", "operations that overlapped another"] += judged
@@ -1045,7 +1048,9 @@ def test_overlaps_are_pairs_of_calls_by_different_actors(history: History) -> No
 def test_whatever_could_have_taken_a_held_job_is_evidence(case: Case) -> None:
     """Each claim and recovery of others counts that ran wholly while a job's lease was fresh."""
     found = check(Told(case.story).history, declared()).evidence
-    assert [str(found["live-lease", "claims and recoveries during a fresh lease"])] == case.breaks
+    assert [
+        str(found["live-lease", "claims and recoveries while a lease was fresh"])
+    ] == case.breaks
 
 
 def test_a_cleanup_keeps_what_has_ended_lately() -> None:

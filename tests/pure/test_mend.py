@@ -288,7 +288,7 @@ def test_a_change_behind_the_last_line_is_told() -> None:
     after = before.replace("\nUPDATE", "\nBEGIN;\nUPDATE") + "\nCOMMIT;\n"
     told = said(before, Fix("fail: BEGIN and COMMIT", "fail", after, 2, last=False), "q.sql")
     assert told.startswith("fail: BEGIN and COMMIT (q.sql:1).\n\n")
-    assert "With this change this break is gone." in told
+    assert "This change was tried: the break is gone." in told
     shown = [
         "  -- name: fail(id)",
         "+ BEGIN;",

@@ -17,7 +17,7 @@ from queueproof.space.constants import Constants, constants_in
 from queueproof.space.crowds import numbered
 from queueproof.space.pieces import NEW, Pieces
 from queueproof.space.situations import BATCH, OFTEN, Known, Space, ordered, spaces
-from queueproof.space.suites import Suite
+from queueproof.space.suites import MEETINGS, Suite
 from tests.fix_places import SKIP_LOCKED, STRATEGIES, reference
 
 FIRST, ALL = 200, 400
@@ -285,9 +285,10 @@ def test_an_enqueue_is_an_act_on_the_job_that_it_may_be_taken_for(*, keyed: bool
 
 def test_the_last_holder_is_late_beside_whoever_looks_for_jobs() -> None:
     """Its lease is over and no attempt is left: nobody takes the job, and may wait for it."""
+    known = Suite(offered("sound/visibility_timeout.sql"))._every(MEETINGS)[:FIRST]
     lives = [
         (program.jobs[0].bound, [do.kind for do in acts(program)][:3])
-        for program in meetings("sound/visibility_timeout.sql")
+        for program in (one.make() for one in known)
         if {actor: kinds[0] for actor, kinds in races(program)} == {"w1": "complete", "w2": "claim"}
     ]
     assert (1, ["advance", "claim", "advance"]) in lives

@@ -132,7 +132,9 @@ def test_a_lease_may_be_the_session() -> None:
 def test_lease_needs_the_header(header: str) -> None:
     """`:lease` without a time in the header is an error where it is used."""
     recovers = "\n-- name: recover(lease)\nDELETE FROM jobs WHERE now() < :lease RETURNING id;"
-    with pytest.raises(QueueError, match=r"q\.sql:21: :lease without a lease in the header"):
+    with pytest.raises(
+        QueueError, match=r"q\.sql:21: :lease is used, but the header declares no lease"
+    ):
         load_text(FILE.replace(LEASE, header) + recovers, PATH)
 
 
@@ -279,7 +281,7 @@ def test_what_looks_like_a_mistake_and_is_none_is_loaded(claim: str) -> None:
 
 def test_a_bare_schema_is_told_how_to_become_a_queue_file() -> None:
     """Whoever checks a dump is told what makes a queue file of it."""
-    with pytest.raises(QueueError, match=r"q.sql:1: .*init jobs.sql --from-schema FILE"):
+    with pytest.raises(QueueError, match=r"q.sql:1: .*init jobs.sql --from-schema q.sql"):
         load_text("CREATE TABLE jobs (id bigserial PRIMARY KEY);\n", PATH)
 
 

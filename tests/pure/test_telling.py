@@ -106,10 +106,10 @@ def line(told: Story) -> str:
 def test_operations_in_turn_are_a_line_each() -> None:
     """Where nobody acts in the midst of another's operation, no columns are needed at any width."""
     assert steps(AGAIN, 200).splitlines() == [
-        "1  w1: claim, at most 1 [a] => job 1 (attempt 1)",
+        "1  w1: claim [a] => job 1 (attempt 1)",
         "2  the clock moves on by 33.4 s",
         "3  reaper: recover [a] => job 1",
-        "4  w1: claim, at most 1 [a] => job 1 (attempt 2)",
+        "4  w1: claim [a] => job 1 (attempt 2)",
         "5  w1: complete job 1 (its first claim, attempt 1) [a] => accepted",
     ]
 
@@ -121,8 +121,8 @@ def test_operations_that_meet_stand_in_columns_where_they_fit() -> None:
     assert columns[4] == "                                      (not committed yet)"
     assert columns[7:9] == ["    waits for w2", " 3  -- the clock moves on by 25 hours"]
     assert steps(RACE, 60).splitlines() == [
-        "1  w2: claim, at most 1 [a] (not committed yet)",
-        "2  w1: claim, at most 1 [a]; waits for w2",
+        "1  w2: claim [a] (not committed yet)",
+        "2  w1: claim [a]; waits for w2",
         "3  the clock moves on by 25 hours",
         "4  w2, going on: COMMIT => job 1",
     ]
@@ -140,8 +140,8 @@ def test_workers_that_do_the_same_are_told_once() -> None:
     """Who acts one after the other in the same way shares a line, the last of a story aside."""
     many = [Turn(f"w{n}", claim(f"job {n}")) for n in range(3, 9)]
     assert steps(story(*many)).splitlines() == [
-        "1-5  w3 to w7, one after the other: claim, at most 1 [a] => job 3; …; job 7",
-        "  6  w8: claim, at most 1 [a] => job 8",
+        "1-5  w3 to w7, one after the other: claim [a] => job 3; …; job 7",
+        "  6  w8: claim [a] => job 8",
     ]
 
 
@@ -169,10 +169,10 @@ def test_rounds_with_the_clock_are_told_once() -> None:
         rounds.append(Turn("clock", (Passed(seconds),)))
     assert steps(story(*rounds, Turn("w6", claim("job 1")))).splitlines() == [
         "1-12  4 times, by w2 to w5, one after the other:",
-        "        the worker: claim, at most 1 [a] => job 1",
+        "        the worker: claim [a] => job 1",
         "        the worker: crashes",
         "        the clock moves on by 5 s, then 3,607.3 s",
-        "  13  w6: claim, at most 1 [a] => job 1",
+        "  13  w6: claim [a] => job 1",
     ]
 
 
@@ -225,7 +225,7 @@ def test_what_the_drainer_repeats_is_told_once() -> None:
     first = Turn("w1", claim("job 1"))
     assert steps(story(first, Turn("drainer", empty * 2))).endswith(f"2  drainer, twice: {again}")
     then = story(first, Turn("drainer", claim("job 2") + empty * 3))
-    assert f"2  drainer: claim, at most 1 [a] => job 2; 3 times: {again}" in steps(then, 200)
+    assert f"2  drainer: claim [a] => job 2; 3 times: {again}" in steps(then, 200)
     assert steps(story(first, Turn("drainer", empty))).endswith(f"2  drainer: {again}")
 
 
@@ -250,7 +250,7 @@ def test_queues_are_named_where_there_are_several() -> None:
     claims, enqueues = Turn("w1", does("claim", 1, queue="mail")), does("enqueue", 0, queue="mail")
     told = story(claims, Turn("w2", enqueues), before=(Enqueued("1", 0, 0.0, 3, "high"),))
     assert "Before: job 1 was enqueued (queue 'high', max_attempts 3)." in to_text(told)
-    assert "w1: claim from 'mail', at most 1 => nothing" in to_text(told)
+    assert "w1: claim from 'mail' => nothing" in to_text(told)
     assert "w2: enqueue into 'mail' => nothing" in to_text(told)
 
 

@@ -180,7 +180,7 @@ def test_a_proposed_queue_is_safe_and_marks_what_cannot_be_known(
     found = [check(run.history, declared) for run in (*runs, Runner(lab).run(LATE))]
     assert [one.violations for one in found] == [[]] * len(found)
     assert any(one.evidence["single-claim", "overlapping claims"] for one in found)
-    assert found[-1].evidence["fencing", "operations with a lost claim refused"]
+    assert found[-1].evidence["fencing", "late calls refused"]
 
 
 DELIVERIES = """

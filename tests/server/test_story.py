@@ -52,11 +52,11 @@ GOLDEN = """\
 
         w1                                w2
         --------------------------------  --------------------------------
-     1                                    claim, at most 1
+     1                                    claim
                                           [a] SELECT id FROM jobs WHERE
                                             status = 'queued' LIMIT 1
                                           (returned job 1)
-     2  claim, at most 1
+     2  claim
         [a] SELECT id FROM jobs WHERE
           status = 'queued' LIMIT 1
         (returned job 1)

@@ -1,4 +1,4 @@
-"""Faults on a real server: answers lost, backends ended, the server killed and started again."""
+"""Faults on a real server: lost answers, backends ended, the server killed and started again."""
 
 from __future__ import annotations
 
@@ -267,7 +267,7 @@ def test_a_story_with_a_kill_is_not_replayed_elsewhere(lab_of: LabOf, theirs: Se
 def test_every_kind_of_fault_is_evidence(lab_of: LabOf) -> None:
     """A pass says how many of each there were, and how many distinct steps they hit."""
     evidence = judged(lab_of(REFERENCE)).evidence
-    wanted = ("answers lost", "backends terminated", "server kills", "distinct steps interrupted")
+    wanted = ("lost answers", "terminated backends", "server kills", "distinct steps interrupted")
     assert all(evidence[what] > 0 for what in wanted)
 
 

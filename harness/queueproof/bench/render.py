@@ -90,7 +90,7 @@ def environment(report: BenchReport) -> str:
         " shared by the server, the workers and whatever else ran."
     )
     vacuum = (
-        " That autovacuum is off changes nothing: each measurement ends before it would run for"
+        " Autovacuum would make no difference: each measurement ends before it would run for"
         " the first time."
         if method["settings"].get("autovacuum") == "off"
         else ""

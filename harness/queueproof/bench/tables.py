@@ -117,14 +117,14 @@ def _possible(report: BenchReport) -> TitledTable:
         f"Share of the upper bound, {numbers.workers(shares[0][0].shape.workers if shares else 0)}",
         [(entry, numbers.with_spread(share)) for entry, share in shares],
         f"The upper bound is {limit} = 1. It deletes a job when it is claimed, and so loses it if"
-        " the worker dies. No queue that keeps its jobs does more.",
+        " the worker dies. No queue that survives a crash does more.",
     )
 
 
 def reading(report: BenchReport) -> str:
     """The note on reading a cell of the tables of rates, and its ratio where there are any."""
     first = report.entries[0].queue if report.entries else ""
-    told = "±: half of the difference between the slowest round and the fastest."
+    told = "± is half of the difference between the slowest round and the fastest."
     if len(report.entries) > len(_bases(report.entries, first)):
         rounds = report.method.get("rounds", 0)
         told += (

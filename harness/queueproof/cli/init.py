@@ -59,7 +59,7 @@ def init(
     template = files("queueproof.queues").joinpath("templates", source).read_text(encoding="utf-8")
     write_new(path, template)
     queue = name.format(path if path.suffix == ".sql" else shlex.quote(str(path)))
-    typer.echo(f"Wrote {path}: a queue that works. Make it yours, and see what still holds:")
+    typer.echo(f"Wrote {path}: a queue that works. Put your SQL there, and check it:")
     if path.suffix == ".mjs":
         typer.echo("  npm install pg")
     typer.echo(f"  queueproof check {shlex.quote(queue)} --profile quick")
@@ -97,9 +97,10 @@ def _init_from(path: Path, source: str, table: str | None, where: Where) -> None
         typer.echo(f"The server does not take it yet. {proposed.rejected}")
         if proposed.asks:
             typer.echo(f"That constraint is: {proposed.asks}")
-    first = "Make it yours" if proposed.rejected is None else "Mend that line first, make it yours"
+    first = "" if proposed.rejected is None else "Fix that line first. "
     typer.echo(
-        f"{first}, and see what holds:\n  queueproof check {shlex.quote(str(path))} --profile quick"
+        f"{first}The SQL in its blocks is ours: replace it with what your workers send, then check"
+        f" it:\n  queueproof check {shlex.quote(str(path))} --profile quick"
     )
 
 

@@ -181,6 +181,10 @@ def judged(asked: CheckOptions, beyond: Beyond | None = None, *, stories: bool =
     return card.exit_code
 
 
+_FIRST_SIGHT = ". First sight: the shortest steps, the SQL and a fix follow when the check ends."
+_AT_THE_END = ". The steps follow when the check ends; with --fail-fast it ends here."
+
+
 @contextmanager
 def _telling(
     queue: Queue, command: Sequence[str], *, fail_fast: bool
@@ -202,17 +206,17 @@ def _telling(
     def told(guarantee: str) -> None:
         if guarantee not in queue.breaks:
             told = f"broken after {time.monotonic() - began:.1f} s: {guarantee}"
-            if not (broken or fail_fast or watched):
-                told += ". The steps follow when the check ends; with --fail-fast it ends here."
+            if not (broken or fail_fast):
+                told += _FIRST_SIGHT if watched else _AT_THE_END
             broken.append(guarantee)
             say(told, Exit.BROKEN)
 
     def shown(guarantee: str, found: Break) -> None:
-        from queueproof.report.text import WIDTH, to_text
+        from queueproof.report.text import WIDTH, Legend, to_text
 
         if guarantee in broken and found.replay and found.told:
             tokens[guarantee] = found.replay
-            steps = to_text(found.told, columns(WIDTH), sql=False)
+            steps = to_text(found.told, columns(WIDTH), Legend(hidden=True), sql=False)
             say(f"\n{steps}\n", Exit.BROKEN, prefix="")
 
     try:

@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import re
+import shlex
 from collections.abc import Collection, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -72,13 +73,16 @@ def token_of(queue: str, story: str) -> str:
             f"no check of {queue} is remembered here: check it first, or name the story by its"
             " token (`check --json`)"
         )
-    known = f"its stories are {', '.join(tokens)}" if tokens else "it told none to be replayed"
+    if found is None and tokens:
+        again = [f"\n  queueproof replay {shlex.quote(queue)} {name}" for name in tokens]
+        raise QueueproofError(f"which break of {queue}?{''.join(again)}")
     if found is None:
-        raise QueueproofError(f"name a story of the last check of {queue}: {known}")
+        raise QueueproofError(f"the last check of {queue} found no break that can be replayed")
     alone = found[1] if found[2] in {None, "1"} else story
     token = tokens.get(story) or tokens.get(alone) or tokens.get(f"{alone}.1")
     if token is None:
-        raise QueueproofError(f"no check of {queue} has told a story named {story}: {known}")
+        known = f"known are: {', '.join(tokens)}" if tokens else "none can be replayed"
+        raise QueueproofError(f"no break of {queue} is known as {story}; {known}")
     return token
 
 

@@ -53,7 +53,7 @@ _REQUIRE = "Exit 2 if one of these cannot be judged, for example because PgBounc
 Require: TypeAlias = Annotated[list[str] | None, _option(ASKED, _REQUIRE, metavar="ID,...")]
 _WITH = (
     "A second version of QUEUE: workers of both run at the same time, as in a rolling deploy. Its"
-    " block `schema` is the same as QUEUE's, or a migration from it."
+    " `schema` block must equal QUEUE's, or migrate QUEUE's tables."
 )
 With: TypeAlias = Annotated[str | None, _option(ASKED, _WITH, "--with", metavar="FILE")]
 _PROFILE = (
@@ -85,8 +85,8 @@ Postgres: TypeAlias = Annotated[
     str | None, _option(SERVER, _POSTGRES, metavar="SOURCE", show_default=_EMBEDDED)
 ]
 _TRUST = (
-    "Run the queue's SQL as a superuser. Dangerous: it may do anything on the server's machine."
-    " You need it if your DSN logs in as a superuser and the server also has databases of others."
+    "Allow a DSN that logs in as a superuser on a server with other people's databases. Dangerous:"
+    " the queue's SQL can then do anything on that machine."
 )
 Trust: TypeAlias = Annotated[bool, _option(SERVER, _TRUST, "--trust", metavar="")]
 

@@ -75,14 +75,14 @@ def tell(
 
 
 def show(queue: QueueFile) -> None:
-    """Print a queue file in full, together with the file that it `extends`."""
+    """Print a queue file merged with the file that it `extends`."""
     from queueproof.queues.resolve import sql_file
 
     typer.echo(sql_file(queue, "show").whole.rstrip())
 
 
 def schema() -> None:
-    """Print the JSON Schema of what `check --json` writes."""
+    """Print the JSON Schema of the report (`check --json`)."""
     typer.echo(files("queueproof.report").joinpath("card.schema.json").read_text("utf-8").rstrip())
 
 
@@ -105,7 +105,7 @@ def doctor(
         out.say(f"{found.state:<8} {found.name:<20} {found.found}".rstrip())
         if found.state != "here":
             out.say(f"{'':<29} for {found.adds}")
-            out.say(f"{'':<29} {'get it' if found.state == 'missing' else 'mend it'}: {found.get}")
+            out.say(f"{'':<29} {'get it' if found.state == 'missing' else 'fix it'}: {found.get}")
     if json is not None:
         write(json, jsonlib.dumps([asdict(found) for found in findings], indent=2) + "\n")
 

@@ -74,8 +74,8 @@ class Findings:
     errors: set[str] = field(default_factory=set)  # that come anyway, see `breaches`
     due: set[str] = field(default_factory=set)  # whose breach, in turn, wrong clocks alone make
     hit: set[tuple[str, str, int]] = field(default_factory=set)  # see `Run.faults`
-    _short: dict[str, Failure] = field(default_factory=dict)  # as last shortened
-    _shorter: dict[int, tuple[Failure, Failure]] = field(default_factory=dict)  # by `id`, of which
+    # By `id`: a breach, which keeps its id from another's use, and as short as it goes.
+    _shorter: dict[int, tuple[Failure, Failure]] = field(default_factory=dict)
     _doubts: Counter[str] = field(default_factory=Counter)  # breaches that did not happen again
 
     def __post_init__(self, pool: Helpers | None) -> None:
@@ -208,13 +208,10 @@ class Findings:
         for name in sorted(asked, key=lambda name: not CATALOGUE[name].variations):
             if name not in self.failures or self.is_probed(name) or self.explained(name):
                 continue
-            if self._short.get(name) is self.failures[name]:
-                continue
             with self.timing(name):
                 self.failures[name] = failure = self._shortened(self.failures[name])
                 others = self.others.get(name, {})
                 self.others[name] = {one: self._shortened(others[one]) for one in others}
-                self._short[name] = failure
             broken = failure.violation.guarantee
             if broken != name:
                 plain = find(self.runner(), self.declared, failure.program.undisturbed, broken)
@@ -283,10 +280,10 @@ class Findings:
             return self._shortened(self.failures[name])
 
     def _shortened(self, failure: Failure) -> Failure:
-        known = self._shorter.get(id(failure))
-        if known is None or known[0] is not failure:
-            known = self._shorter[id(failure)] = failure, self._shorten(failure)
-        return known[1]
+        if id(failure) not in self._shorter:
+            short = self._shorten(failure)
+            self._shorter |= {id(failure): (failure, short), id(short): (short, short)}
+        return self._shorter[id(failure)][1]
 
     def _shorten(self, failure: Failure) -> Failure:
         failure = reduced(self.runner(failure.conditions), self.declared, failure)

@@ -119,7 +119,7 @@ GUARANTEES = (
         asks="a lease in the header, or a claim that ends inside its transaction",
         needs=_expiry,
         acknowledged=True,
-        lacking="claims and recoveries during a fresh lease",
+        lacking="claims and recoveries while a lease was fresh",
         timed=True,
     ),
     Guarantee(
@@ -139,14 +139,14 @@ GUARANTEES = (
         },
         source="https://martin.kleppmann.com/2016/02/08/how-to-do-distributed-locking.html",
         wild=(
-            "complete, fail or heartbeat check only the id or the worker's name. A worker wakes up "
-            "after its lease has expired. It then ends the next worker's attempt, or it ends its "
-            "own second attempt with the result of its first."
+            "`complete`, `fail` or `heartbeat` checks only the id or the worker's name. A worker "
+            "wakes up after its lease has expired. It then ends the next worker's attempt, or it "
+            "ends its own second attempt with the result of its first."
         ),
         safe=(
-            "A token for each attempt, such as the count that the claim raises: `UPDATE jobs SET "
-            "... WHERE id = :id AND status = 'running' AND attempts = :attempt`. No row changed "
-            "means that the job is lost, and the worker is told so."
+            "Give each attempt a token, for example the count that the claim raises, and ask for "
+            "it: `UPDATE jobs SET ... WHERE id = :id AND status = 'running' AND attempts = "
+            ":attempt`. If no row changes, the worker has lost the job, and must be told."
         ),
         example="fencing_id_only",
         asks=(
@@ -156,7 +156,7 @@ GUARANTEES = (
         needs=_losing,
         programs=_fencing,
         acknowledged=True,
-        lacking="operations with a lost claim refused",
+        lacking="late calls refused",
         shows_late=True,
     ),
 )

@@ -145,7 +145,7 @@ GUARANTEES = (
         asks="max_attempts in the header, and fail or a lease",
         needs=_bound,
         acknowledged=True,
-        lacking="jobs given every attempt",
+        lacking="jobs that got all their attempts",
     ),
     Guarantee(
         id="backoff",

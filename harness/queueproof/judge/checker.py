@@ -101,6 +101,6 @@ def check(history: History, declared: Declared) -> CheckResult:
     findings.violations += [found for found in found_apart if found.job not in bad]
     findings.evidence.update(order.evidence)
     if lives.refused:
-        findings.evidence["fencing", "operations with a lost claim refused"] += lives.refused
+        findings.evidence["fencing", "late calls refused"] += lives.refused
     findings.violations.sort(key=lambda violation: violation.call)
     return findings

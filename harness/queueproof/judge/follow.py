@@ -363,7 +363,7 @@ class _JobCheck:
         for job, _ in configs:
             if job.bound is not None and job.claims == job.bound:
                 self.findings.evidence["retry-bound", "jobs stopped at the last attempt"] += 1
-                self.findings.evidence["retry-given", "jobs given every attempt"] += 1
+                self.findings.evidence["retry-given", "jobs that got all their attempts"] += 1
                 break
         if self.lives.observed or not self.declared.observable:
             self._account(configs, acts)
@@ -506,13 +506,13 @@ class _JobCheck:
                 if job.crashed:
                     return "stale-recovery", "jobs of crashed workers claimed again"
             case "claim" if act.answer == "accepted" and job.claims == 0 and act.beside:
-                return "no-starvation", "jobs claimed beside others that could not run"
+                return "no-starvation", "jobs claimed although others could not run"
             case "claim" if act.answer == "accepted" and job.rests_until:
                 return "backoff", "failed jobs claimed again after their wait"
             case "complete" | "fail" | "heartbeat" if act.holder and act.answer == "rejected":
                 ended = job.phase in FINISHED and job.holder is not act.holder
                 if job.last is not act.holder or ended:
-                    return "fencing", "operations with a lost claim refused"
+                    return "fencing", "late calls refused"
             case "complete" | "fail" | "heartbeat" if act.holder and self.declared.at_least_once:
                 if job.last is not act.holder:
                     return "fencing", "late operations of which nothing came"

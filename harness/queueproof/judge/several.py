@@ -109,7 +109,7 @@ class Meetings(Watcher):
         self._open.append(call)
         if self._leased and call.kind in {"claim", "recover"}:
             others = sum(one.actor != call.actor for one in self._holds.fresh(call))
-            what = "live-lease", "claims and recoveries during a fresh lease"
+            what = "live-lease", "claims and recoveries while a lease was fresh"
             self._findings.evidence[what] += others
 
     def settle(self, call: Call) -> None:
@@ -123,7 +123,7 @@ class Meetings(Watcher):
             if kinds == ("claim", "claim"):
                 evidence["single-claim", "overlapping claims"] += n
             if "enqueue" in kinds and "claim" in kinds:
-                evidence["not-early", "claims during an enqueue"] += n
+                evidence["not-early", "claims while an enqueue was not committed"] += n
             evidence["no-deadlock", "operations that overlapped another"] += n
             if not UNHINDERED.isdisjoint(kinds):
                 evidence["non-blocking", "operations that overlapped another"] += n

@@ -10,6 +10,7 @@ from difflib import get_close_matches
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING, NoReturn, get_args
 
 from queueproof import waits
@@ -189,12 +190,15 @@ def blocks_of(file: QueueText) -> list[Block]:
     found = file.tokens
     first = markers[0][0] if markers else len(file.text)
     if found and found[0].start < first:
-        how = "begin it with `-- name: schema#`"
+        how = "text before the first block; begin it with `-- name: schema#`"
         if not markers:
-            how += "; `queueproof init jobs.sql --from-schema FILE` makes a queue file of a schema"
+            how = (
+                "this is not a queue file: no `-- name:` line stands above this SQL. To make one of"
+                f" your tables: queueproof init jobs.sql --from-schema {quote(str(file.path))}"
+            )
         if found[0].raw.startswith("\\"):
             how += f". {OF_PSQL}"
-        file.fail(found[0].start, f"text before the first block; {how}")
+        file.fail(found[0].start, how)
     bounds = [*(start for start, _ in markers), len(file.text)]
     blocks: list[Block] = []
     for (start, end), (_, marker) in zip(pairwise(bounds), markers, strict=True):
@@ -358,7 +362,8 @@ def reject_lease(blocks: Iterable[Block]) -> None:
     for block in blocks:
         if "lease" in OPERATIONS[OPERATION_OF[block.name]] and "lease" in block.used:
             message = (
-                ':lease without a lease in the header; write `-- lease = "30 seconds"` there,'
+                ":lease is used, but the header declares no lease; write"
+                ' `-- lease = "30 seconds"` there,'
                 " between `-- /// queue` and `-- ///` ahead of the first block"
             )
             raise FormatError(message, block.used["lease"])

@@ -27,6 +27,8 @@ STYLES = {
     "inconclusive": "magenta",
     "not-offered": "dim",
 }
+FIRST = "Fix what is broken first, then check again."
+"""What to do about a verdict that follows from a break."""
 _FIRST_SENTENCE = re.compile(r"(?<!\.)\. (?=[A-Z])")  # the safe form of some is `UPDATE ... WHERE`
 _NAMED = 5  # guarantees of one verdict; more are counted
 _NOT_KILLED = {"equivalent": "equivalent", "unjudged": "not judged", "survived": "survived"}
@@ -72,7 +74,7 @@ def print_card(
     if out.is_terminal:
         worst_first = sorted(told, key=lambda one: WORST_FIRST.index(one.verdict))
         rows = [(one.id, *_styled(one)) for one in worst_first]
-        out.print(_table(("guarantee", "verdict", "because"), rows))
+        out.print(_table(("guarantee", "verdict", "what was seen"), rows))
     else:
         for judgement in told:
             out.say(f"{judgement.id}: {judgement.verdict} ({judgement.reason})")
@@ -103,12 +105,12 @@ def print_remedies(out: Output, card: Card) -> None:
         print_remedy(out, told.replace(TRIED, "") if len(fixes) > 1 else told, what)
     tried = [name for told, names in fixes.items() if TRIED in told for name in names]
     if len(fixes) > 1 and tried:
-        which = f"the change for {tried[0]} its break is"
+        which = f"The change for {', '.join(tried)} was tried: the"
         if len(tried) > 1:
-            which = f"the changes for {', '.join(tried)} these breaks are"
+            which = f"The changes for {', '.join(tried)} were tried, one by one: each"
         if len(tried) == len(broken):
-            which = "each of these changes its break is"
-        out.prose(TRIED.replace("this change this break is", which))
+            which = "Each change was tried by itself: its"
+        out.prose(TRIED.replace("This change was tried: the", which))
         out.say()
 
 
@@ -154,7 +156,7 @@ def print_breaks(out: Output, card: Card, replay: str, *, named: bool, mend: str
     for judgement in card.guarantees if breaks and out.is_terminal else ():
         if judgement.explained:
             out.say(Text.assemble((judgement.id, STYLES["inconclusive"]), "  inconclusive"))
-            _indented(out, judgement.reason, "Fix what is broken first, then check again.")
+            _indented(out, judgement.reason, FIRST)
     if breaks:
         out.say()
     for what, stories in (("Replay a break:", breaks), ("See what is accepted:", card.accepted)):
@@ -305,7 +307,8 @@ def _verified(mended: Mended, profile: str) -> Iterator[str]:
 def _styled(judgement: Judgement) -> tuple[Text, Text]:
     """A verdict and its reason, in their colours."""
     faint = "" if judgement.verdict in {"broken", "inconclusive"} else "dim"
-    return Text(judgement.verdict, STYLES[judgement.verdict]), Text(judgement.reason, faint)
+    verdict = Text(judgement.verdict.replace("-", " "), STYLES[judgement.verdict])
+    return verdict, Text(judgement.reason, faint)
 
 
 def _table(headings: Sequence[str], rows: Iterable[Sequence[str | Text]]) -> Table:

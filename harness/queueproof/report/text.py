@@ -39,7 +39,8 @@ LONGEST = 12  # moments that may repeat together
 OFTEN = 3  # times from which on what repeats is told once
 FEW = 3  # names or answers that are listed, and not only the first and the last
 TRIED = (
-    "With this change this break is gone. `queueproof mend` also checks that nothing else breaks."
+    "This change was tried: the break is gone."
+    " `queueproof mend` also checks that nothing else breaks."
 )
 """The end of a fix that was tried."""
 _SNAPSHOT = "(has its snapshot, has read nothing)"
@@ -89,17 +90,21 @@ class Legend:
     """The statements of a run's stories: each has one letter, and is shown once.
 
     BEGIN, COMMIT and ROLLBACK say all there is to say of them, and have none.
+
+    Args:
+        hidden: Whether no statement has one, as none is shown.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, hidden: bool = False) -> None:
         self._numbers: dict[str, int] = {}
+        self._hidden = hidden
 
     def lettered(self, story: Story) -> tuple[Story, list[tuple[int, str]]]:
         """A story with the letters of the run, and those of its statements that are new."""
         known = len(self._numbers)
         numbers = [
             NO_LETTER
-            if _CONTROL.fullmatch(sql)
+            if self._hidden or _CONTROL.fullmatch(sql)
             else self._numbers.setdefault(sql, len(self._numbers))
             for sql in story.statements
         ]
@@ -316,8 +321,8 @@ def _undone(story: Story) -> _Undone | None:
 
 def _allowed(wait: AllowedWait) -> str:
     if wait.rival:
-        both = f"{wait.actor}'s claim waits for {wait.rival}'s because both take the same job"
-        return f"{both}. What is wrong here is not the wait: it is that both got the job."
+        both = f"{wait.actor}'s claim waits for {wait.rival}'s because both chose the same job"
+        return f"{both}. The wait is normal. The break is that both got the job."
     return f"{wait.actor}'s claim may wait here: with an old snapshot even SKIP LOCKED does."
 
 
@@ -353,7 +358,7 @@ def bound(sent: Sent) -> str:
 def _asked(asked: Asked) -> str:
     match asked.operation:
         case "claim":
-            return f"claim{f' from {asked.queue!r}' if asked.queue else ''}, at most {asked.limit}"
+            return f"claim{f' from {asked.queue!r}' if asked.queue else ''}{_at_most(asked.limit)}"
         case "heartbeat" if not asked.jobs:
             return "heartbeat, without a job"
         case "complete" | "fail" | "heartbeat" | "complete_many":
@@ -361,7 +366,7 @@ def _asked(asked: Asked) -> str:
             named = zip(asked.jobs, claims, strict=True)
             jobs = ", ".join(f"{job}{_claimed(claim)}" for job, claim in named)
             if asked.limit:
-                return f"complete job {jobs} and claim, at most {asked.limit}"
+                return f"complete job {jobs} and claim{_at_most(asked.limit)}"
             return f"{asked.operation} job {jobs}"
         case "enqueue":
             where = f" into {asked.queue!r}" if asked.queue else ""
@@ -370,6 +375,10 @@ def _asked(asked: Asked) -> str:
             return ", ".join([f"enqueue{where}", *facts])
         case _:
             return asked.operation
+
+
+def _at_most(limit: int) -> str:
+    return f", at most {limit}" if limit > 1 else ""
 
 
 def _claimed(claim: Claimed) -> str:

@@ -110,8 +110,8 @@ class FaultFacts(NamedTuple):
 
 
 FAULTS: Mapping[FaultKind, FaultFacts] = {
-    "lose": FaultFacts("answers lost", "cuts {} off from its next answer"),
-    "terminate": FaultFacts("backends terminated", "ends the backend of {}"),
+    "lose": FaultFacts("lost answers", "cuts {} off from its next answer"),
+    "terminate": FaultFacts("terminated backends", "ends the backend of {}"),
     "restart": FaultFacts("server kills", "kills the server, and starts it again", of_server=True),
 }
 """Faults by the operation that causes one."""

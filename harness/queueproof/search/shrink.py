@@ -188,7 +188,19 @@ def shrink(failure: Failure, first: First) -> Failure:
         number, failure = found
         needed.update(ordered[: number + 1])
         place += number
+    if (numbered := _numbered(failure)) and (found := first([numbered])):
+        _, failure = found
     return failure
+
+
+def _numbered(failure: Failure) -> Program | None:
+    """The program with its workers numbered as they act; None where they are so."""
+    acting = [call.actor for call in failure.run.history.calls]
+    acting += [name for stage in failure.program.stages for name, _ in stage]
+    workers = dict.fromkeys(filter(_WORKER.match, acting))
+    numbered = {name: f"w{n}" for n, name in enumerate(workers, 1)}
+    renamed = any(name != number for name, number in numbered.items())
+    return _renamed(failure.program, actors=numbered) if renamed else None
 
 
 def smaller(program: Program) -> Iterator[Program]:
@@ -227,10 +239,6 @@ def smaller(program: Program) -> Iterator[Program]:
             yield program.having((*specs[:n], plain, *specs[n + 1 :]))
     for queue in program.queues[1:]:
         yield _renamed(program, queues={queue: program.queues[0]})
-    workers = dict.fromkeys(name for stage in stages for name, _ in stage if _WORKER.match(name))
-    numbered = {name: f"w{n + 1}" for n, name in enumerate(workers)}
-    if any(name != number for name, number in numbered.items()):
-        yield _renamed(program, actors=numbered)
 
 
 def _renamed(

@@ -398,18 +398,21 @@ class Space:
                 lapsed = at.lease(self.rules.lease) == "lapsed"
                 stands = self.batch, at.job.phase, lapsed or at.over
                 idle = deed.after.key == at.key
+                leads_to = deed.after.job.phase  # a last fail ends the job
                 if deed.actor.startswith("w") and deed.do.kind not in _SPAN:
                     dies = script(NEMESIS, crash(int(deed.actor[1:])))
                     make = partial(self._program, at, (deed.script, dies), look)
                     what: Kind = (deed.do.kind, "crash", self._is_last(at))
                     yield Known(what, (*stands, *what), make, self._length(at), steps=1 + idle)
-                if deed.actor.startswith("w") and deed.do.kind not in _SPAN and not idle:
-                    make = partial(self._in_pairs, at, deed, look)
+                for two in self._alike(at, deed) if not idle else ():
+                    make = partial(self._in_pairs, at, deed, two, look)
                     # What has come of a job before is what tells such jobs from fresh ones.
-                    what = (deed.do.kind, "in pairs", *at.ends[-1:])
+                    before = at.ends[-1:] if two is deed else ()
+                    both = frozenset((leads_to, two.after.job.phase))
+                    what = (deed.do.kind, "in pairs", two.do.kind, both, *before)
                     yield Known(what, (*stands, *what), make, self._length(at), steps=1)
                 for slow, lost in self._lookers(deed) if not idle else ():
-                    what = (deed.do.kind, "slow", slow[1][-1].kind, len(lost))
+                    what = (deed.do.kind, leads_to, "slow", slow[1][-1].kind, len(lost))
                     begins = deed.do.kind in _BEGINNING and slow[1][-1].kind != "claim"
                     left = self._looks(deed)[-1] if begins else ()
                     make = partial(self._program, at, (deed.script, slow), left, lost=lost)
@@ -427,14 +430,24 @@ class Space:
                     joins = self._joins((deed.script, other))
                     apart = self._is_apart(at, deed, walk) and not joins
                     late = apart and self._locks(at, deed, walk)
-                    kind = ("late", self._is_last(at), *what) if late else (*stands, *what)
+                    last = self._is_last(at)
+                    kind = ("late", lapsed, last, *what) if late else (*stands, *what)
                     aside = apart and not late
                     steps = len(walk) + (idle and not joins)
                     yield Known(what, kind, make, self._length(at), aside, steps)
 
-    def _in_pairs(self, at: Situation, deed: Deed, look: tuple[Stage, ...]) -> Program:
-        """An act while another worker does the same to its own job, which has come the same way."""
-        other = (_the_other(deed.actor), (whole(deed.do),))
+    def _alike(self, at: Situation, deed: Deed) -> Iterator[Deed]:
+        """What the same worker may do in the place of an act; each two of such once."""
+        workers = deed.actor.startswith("w") and deed.do.kind not in _SPAN
+        for two in self._acts(at) if workers else ():
+            if two.actor == deed.actor and two.after.key != at.key and two.do.kind not in _SPAN:
+                yield two
+            if two is deed:
+                break
+
+    def _in_pairs(self, at: Situation, deed: Deed, two: Deed, look: tuple[Stage, ...]) -> Program:
+        """An act while another worker acts on its own job, which has come the same way."""
+        other = (_the_other(deed.actor), (whole(two.do),))
         program = self._program(at, (deed.script, other), look)
         stages = [
             again

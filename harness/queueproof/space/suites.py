@@ -14,7 +14,7 @@ from queueproof.schedule.programs import FAULTS, DoKind, Program
 from queueproof.space.pieces import Pieces
 from queueproof.space.situations import Known, Space, ordered, spaces, worn
 
-ALONE = "single operations in a job's possible situations"
+ALONE = "single operations in each state of a job"
 MEETINGS = "pairs of overlapping operations"
 SPLIT = "those of them in which one sends several statements, and others may come between"
 _FOUND: Mapping[str, Callable[[Space], Iterable[Known]]] = {
