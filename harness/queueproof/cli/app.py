@@ -61,9 +61,10 @@ _BEGIN = """\
 queueproof finds race conditions in PostgreSQL job queues,
 and shows the exact steps.
 
-  queueproof init jobs.sql --from-schema schema.sql  propose a queue file
+  queueproof init jobs.sql                           write an example to edit
+  queueproof init jobs.sql --from-schema schema.sql  or begin with your tables
   queueproof check jobs.sql --profile quick          find what it breaks
-  queueproof explain fencing                         a guarantee, and a fix
+  queueproof explain fencing                         see how to keep a guarantee
 
 All commands: queueproof --help"""
 

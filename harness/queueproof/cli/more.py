@@ -183,8 +183,8 @@ GOING_ON: Mapping[str, Callable[..., int]] = {
 
         Checks the queue, tries known fixes, runs all checks on the fixed queue, and prints the best
         fix as a diff. This may take minutes for each broken guarantee; Ctrl-C prints what was found
-        so far. The exit code judges your file, which is not changed: 1 if it is broken, even if a
-        fix was found.
+        so far. Your file is not changed: `git apply` takes the diff. The exit code is about your
+        file: 1 if it is broken, even if a fix was found.
         """,
         opt.ProfileName.quick,
         _mended,

@@ -58,8 +58,8 @@ _WITH = (
 With: TypeAlias = Annotated[str | None, _option(ASKED, _WITH, "--with", metavar="FILE")]
 _PROFILE = (
     "How thoroughly to check. quick: 10 to 20 s for an SQL file on two idle cores. default: half a"
-    " minute to two minutes. deep: many minutes. A broken queue takes longer, because"
-    " queueproof also looks for a fix. A worker program takes three to six times as long."
+    " minute to two minutes. deep: many minutes. A worker program takes longer, and so does a"
+    " broken queue, because queueproof also looks for a fix."
 )
 Profile: TypeAlias = Annotated[ProfileName, _option(HOW, _PROFILE)]
 ProfileOrProjects: TypeAlias = Annotated[
@@ -79,7 +79,9 @@ _CLUSTER = (
     " own. The result does not depend on it."
 )
 Cluster: TypeAlias = Annotated[str | None, _option(HOW, _CLUSTER, metavar="tcp://HOST:PORT")]
-_POSTGRES = f"{', '.join(SERVERS)} or a DSN."
+_OURS = ("comes with the package", "is installed here", "needs Docker")
+_FORMS = ", ".join(f"{form} ({told})" for form, told in zip(SERVERS, _OURS, strict=True))
+_POSTGRES = f"Which PostgreSQL: {_FORMS}, or a DSN."
 _EMBEDDED = "$QUEUEPROOF_POSTGRES, or embedded"
 Postgres: TypeAlias = Annotated[
     str | None, _option(SERVER, _POSTGRES, metavar="SOURCE", show_default=_EMBEDDED)

@@ -124,14 +124,16 @@ def print_remedy(out: Output, told: str, what: str = "it") -> None:
     out.say()
 
 
-def print_next(out: Output, guarantee: str, mend: str) -> None:
+def print_next(out: Output, guarantee: str, mend: str, *, fixed: bool = False) -> None:
     """Print the commands that go on from a break.
 
     Args:
         mend: The command that looks for a change that mends the queue; empty where none does.
+        fixed: Whether a change was tried for each break: a diff will come of that command.
     """
     if mend:
-        out.say(f"{'Search for a fix:':<22}{mend}")
+        what = "Write a checked fix:" if fixed else "Search for a fix:"
+        out.say(f"{what:<22}{mend}{' > fix.diff' * fixed}")
     out.say(f"{'Explain a guarantee:':<22}queueproof explain {guarantee}")
 
 
@@ -164,7 +166,8 @@ def print_breaks(out: Output, card: Card, replay: str, *, named: bool, mend: str
         for name, token in islice(again.items(), 1 if named else None):
             out.say(f"{what:<22}{replay} {name if named else token}")
     for judgement, _ in islice(breaks.values(), 1):
-        print_next(out, judgement.id, mend)
+        fixed = all(TRIED in (one.remedy or "") for one, _ in breaks.values())
+        print_next(out, judgement.id, mend, fixed=fixed)
     if breaks or card.accepted:
         out.say()
 
