@@ -174,7 +174,8 @@ def judged(asked: CheckOptions, beyond: Beyond | None = None, *, stories: bool =
     if go_on is None and card.verdict == "holds" and asked.profile is ProfileName.quick:
         further = shlex.join(["check" if word == "replay" else word for word in command])
         out.say(
-            f"A pass is no proof, and profile quick is the smallest check. Check more:\n  {further} --profile default\n"
+            "A pass is no proof, and profile quick is the smallest check. Check more:\n"
+            f"  {further} --profile default\n"
         )
     print_whole(out, card, time.monotonic() - began, came_of_it, fixing)
     reports.write(card, shlex.join(command))
