@@ -213,7 +213,7 @@ def test_a_check_that_no_proposal_keeps_is_shown(tmp_path: Path, command: Comman
     ran = command("init", tmp_path / "q.sql", "--from-schema", schema)
     assert ran.code == 0
     assert "That constraint is: CHECK ((secret = md5(url)))\n" in ran.out
-    assert "Mend that line first, make it yours, and see what holds:" in ran.out
+    assert "Fix that line first. The SQL in its blocks is ours: replace it" in ran.out
 
 
 def test_the_table_that_looks_like_jobs_is_taken(tmp_path: Path, dsn: str) -> None:

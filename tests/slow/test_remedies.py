@@ -94,7 +94,10 @@ def test_the_line_is_told(
     told = advised(server, path, guarantee)[guarantee]
     assert advice in told
     assert " (q.sql:" in told.partition("```diff")[0]
-    assert "this break is gone. `queueproof mend` also checks that nothing else breaks." in told
+    assert (
+        "was tried: the break is gone. `queueproof mend` also checks that nothing else breaks."
+        in told
+    )
 
 
 def test_one_change_is_told_for_the_breaks_that_it_ends(tmp_path: Path, server: Server) -> None:
