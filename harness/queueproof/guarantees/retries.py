@@ -49,9 +49,10 @@ def _waiting(offer: Offer) -> str | None:
 def _retry_bound(pieces: Pieces) -> Iterator[Program]:
     """All attempts of a job's own are used up, and one more is asked for.
 
-    Its bound lies between 1 and the header's. That is longer than the life that meets every act.
+    Its bound is the header's, or lies between 1 and that: a life that is longer than the one which
+    meets every act.
     """
-    for bound in pieces.bounds()[1:-1]:
+    for bound in pieces.bounds()[1:]:
         for way in spent(pieces, declare(pieces.offer), bound + 1):
             yield Program((JobSpec(bound=bound),), in_turn(SETTLE, *way, script("w1", claim())))
 
