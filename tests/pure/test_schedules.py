@@ -134,7 +134,7 @@ class DoubleClaims:
         del schedule
         acts = [(actor, do) for stage in program.stages for actor, dos in stage for do in dos]
         workers = dict.fromkeys(actor for actor, do in acts if do.kind == "claim")
-        begin = [f"begin {actor} claims" for actor in workers]
+        begin = [f"begin {actor} claims" for actor in reversed(workers)]
         ends = [f"end {actor} 1" for actor in workers]
         told = ["enqueue 1", *begin, *ends] if program.jobs else []
         return Run(Told("; ".join([*told, "left 1=running"])).history)
@@ -159,6 +159,7 @@ def test_shrinking_ends_where_nothing_more_can_go() -> None:
     assert not any(breaks(candidate) for candidate in smaller(small))
     left = {actor: dos for stage in small.stages for actor, dos in stage}
     assert (small.jobs, [*left.values()]) == ((JobSpec(),), [(claim(),)] * 2)
+    assert [*left] == ["w2", "w1"]  # by who acts first
 
 
 def test_moves_with_something_between_them_stay() -> None:

@@ -9,6 +9,7 @@ from functools import cache
 import pytest
 
 from queueproof.judge.checker import declare
+from queueproof.judge.spec import Phase
 from queueproof.queues.offer import Offer
 from queueproof.queues.sqlfile import load, load_text
 from queueproof.schedule.moments import HOUR
@@ -292,3 +293,21 @@ def test_the_last_holder_is_late_beside_whoever_looks_for_jobs() -> None:
         if {actor: kinds[0] for actor, kinds in races(program)} == {"w1": "complete", "w2": "claim"}
     ]
     assert (1, ["advance", "claim", "advance"]) in lives
+
+
+def test_a_last_fail_is_another_act_than_one_before() -> None:
+    """It ends the job: beside a recovery that has work, and beside what another does to its own."""
+    first = Suite(offered("skip_locked.sql"))._every(MEETINGS)[:FIRST]
+    known = {one.what for one in first}
+    for ends in (Phase.QUEUED, Phase.FAILED):
+        assert ("fail", ends, "slow", "recover", 2) in known
+        assert ("fail", "in pairs", "complete", frozenset((ends, Phase.COMPLETED))) in known
+
+
+def test_a_lease_that_is_over_and_a_job_given_back_are_two_ways_to_be_late() -> None:
+    """A heartbeat comes between a claim's statements after each, early where there are several."""
+    offer = replace(offered("skip_locked.sql"), several=frozenset({"claim"}))
+    what = "claim", frozenset({"heartbeat"})
+    first = [one for one in Suite(offer)._every(MEETINGS)[:FIRST] if one.what == what]
+    lives = [[do.kind for do in acts(one.make())][1:3] for one in first]
+    assert {("claim", "advance"), ("claim", "fail")} <= set(map(tuple, lives))
