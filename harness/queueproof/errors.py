@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -104,8 +104,12 @@ class RaisedError(ServerError):
 Aside: TypeAlias = Callable[[str], AbstractContextManager[object]]
 """Around what only advises, by its name: an error there is told, and what was judged stands."""
 
-SERVERS = ("embedded[:16]", "local[:/path/to/bin]", "container[:image]")
-"""What `--postgres` takes, beside the DSN of a running server: a server of each we start."""
+SERVERS: Mapping[str, str] = {
+    "embedded[:16]": "comes with the package",
+    "local[:/path/to/bin]": "is installed here",
+    "container[:image]": "needs Docker",
+}
+"""What `--postgres` takes beside the DSN of a running server, and what each is: we start one."""
 
 *_FIRST, _LAST = (form.partition("[")[0] for form in SERVERS)
 OWN_SERVERS = f"{', '.join(_FIRST)} or {_LAST}"

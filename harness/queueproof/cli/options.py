@@ -79,8 +79,7 @@ _CLUSTER = (
     " own. The result does not depend on it."
 )
 Cluster: TypeAlias = Annotated[str | None, _option(HOW, _CLUSTER, metavar="tcp://HOST:PORT")]
-_OURS = ("comes with the package", "is installed here", "needs Docker")
-_FORMS = ", ".join(f"{form} ({told})" for form, told in zip(SERVERS, _OURS, strict=True))
+_FORMS = ", ".join(f"{form} ({what})" for form, what in SERVERS.items())
 _POSTGRES = f"Which PostgreSQL: {_FORMS}, or a DSN."
 _EMBEDDED = "$QUEUEPROOF_POSTGRES, or embedded"
 Postgres: TypeAlias = Annotated[
