@@ -114,8 +114,8 @@ def _checked(guarantee: Guarantee) -> Iterator[str]:
         yield _MEASURED[guarantee.probe]
     if guarantee.lacking:
         yield (
-            f"The verdict is *holds* only if this was seen: {guarantee.lacking}. Otherwise it is"
-            " *inconclusive*."
+            f'The verdict is "holds" only if this was seen: {guarantee.lacking}. Otherwise it is'
+            ' "inconclusive".'
         )
 
 

@@ -341,7 +341,7 @@ def _guarantee(guarantee: Guarantee) -> str:
         # A heading counts as much as a title in the search: no page that lacks a word comes first.
         f"## Also called: {_plain(known.pop('Also called').rstrip('.'))} {{ .also }}",
         "## An example { data-search-exclude }",
-        _plain(shown.why),
+        _prose(shown.why),
         _drawn(_told(recorded[0])),
         (
             f"[The command that replays it](../stories/{guarantee.id}.md#{name})"
@@ -354,7 +354,7 @@ def _guarantee(guarantee: Guarantee) -> str:
     ]
     for heading, words in known.items():
         # A page that only links a library must not come before the verdicts on it.
-        parts += [f"## {heading}{' { data-search-exclude }' * (heading == 'See')}", _plain(words)]
+        parts += [f"## {heading}{' { data-search-exclude }' * (heading == 'See')}", _prose(words)]
         if heading == "See":
             parts += _seen(one.why for one in (shown, *others))
     return "\n\n".join(parts)

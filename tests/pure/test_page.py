@@ -156,7 +156,7 @@ def test_the_broken_come_first_and_the_whole_table_last() -> None:
     accepted = replace(broken(race()), id="order", verdict="accepted")
     three = card(Judgement("single-claim", "holds", "r"), accepted, broken(race()))
     found = Reader(to_page([three]))
-    places = [found.text.index(what) for what in (": non-blocking", ": order", "All guarantees")]
+    places = [found.text.index(what) for what in (": non-blocking", ": order", "Verdicts")]
     assert places == sorted(places)
     assert "single-claim" in found.text[places[-1] :]
 

@@ -43,7 +43,9 @@ def _option(panel: str | None, told: str, *names: str, **more: Any) -> object:  
 Only: TypeAlias = Annotated[
     list[str] | None,
     _option(
-        ASKED, "Check only these guarantees. `queueproof guarantees` lists them.", metavar="ID,..."
+        ASKED,
+        "Check only these guarantees. To list them: `queueproof guarantees`.",
+        metavar="ID,...",
     ),
 ]
 Skip: TypeAlias = Annotated[

@@ -71,7 +71,7 @@ def _replayed(target: Queue, token: str, where: opt.Where, export: Path | None) 
     from queueproof.queues.sqlfile import SqlFileQueue
     from queueproof.queues.worker import WorkerQueue
     from queueproof.report.terminal import Output, print_next, print_remedy, print_story
-    from queueproof.report.text import WIDTH, to_text
+    from queueproof.report.text import TRIED, WIDTH, to_text
 
     digest, guarantee, _, _ = examined.told_by(token)
     own = next((way for way in target.ways if way.digest == digest), target.ways[0])
@@ -105,7 +105,8 @@ def _replayed(target: Queue, token: str, where: opt.Where, export: Path | None) 
         told = None if edited else fix_of(target.name, guarantee)
         print_remedy(out, told or remedy_of(guarantee, replayed.told, replayed.story, target))
         again[1:2] = ["mend"]
-        print_next(out, guarantee, shlex.join(again) if isinstance(target, SqlFileQueue) else "")
+        mend = shlex.join(again) if isinstance(target, SqlFileQueue) else ""
+        print_next(out, guarantee, mend, fixed=TRIED in (told or ""))
     if export is not None:
         write(export, text)
         out.say(f"Wrote {export}")

@@ -342,7 +342,8 @@ def print_whole(
         fixing: Seconds of them that went into the search for fixes.
     """
     found = (card.word, STYLES[card.word])
-    spent = f"{seconds - fixing:.0f} s"
+    unasked = len(CATALOGUE) - len(card.guarantees)
+    spent = f"{f'{unasked} not asked; ' if unasked else ''}{seconds - fixing:.0f} s"
     if fixing >= 1:
         spent += f", and {fixing:.0f} s to look for a fix"
     told = Text.assemble(found, f": {card.queue} ({summary(card.guarantees)}; {spent})")
