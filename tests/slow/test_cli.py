@@ -108,7 +108,7 @@ def test_a_broken_queue_exits_1_with_its_story(broken: tuple[Ran, Path]) -> None
     assert told.startswith(f"Let claim also ask for status = 'queued' (q.sql:10).\n\n{change}")
     *_, again, mend, more, _, whole = ran.out.splitlines()
     assert again.endswith(f" queueproof replay {reports}/q.sql single-claim")
-    assert mend.endswith(f" queueproof mend {reports}/q.sql")
+    assert mend.endswith(f" queueproof mend {reports}/q.sql > fix.diff")
     assert more.endswith(" queueproof explain single-claim")
     assert whole.startswith(f"broken: {reports}/q.sql (single-claim broken; 1 holds; ")
 
