@@ -9,11 +9,14 @@ import signal
 import socket
 import sys
 import threading
+import weakref
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import CancelledError
+from concurrent.futures import CancelledError, Future
+from concurrent.futures.process import BrokenProcessPool
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -114,6 +117,34 @@ def test_what_ends_every_worker_is_not_tried_for_ever(
 
     with pytest.raises(QueueproofError, match=r"workers of tcp://.* were lost"):
         there(load(SOUND), server, cluster, progress=Meanwhile(cluster, kill))
+
+
+class Lost:
+    """A seat whose process is killed at once."""
+
+    def submit(self, _unit: bytes) -> Future[bytes]:
+        """See `Seat`."""
+        future = Future[bytes]()
+        future.set_exception(BrokenProcessPool())
+        return future
+
+
+def test_a_lost_unit_keeps_no_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An idle worker looks for no cycles: a seat in one would outlive its client."""
+    task = SimpleNamespace(state="executing")
+    state = SimpleNamespace(tasks={"unit": task})
+    worker = SimpleNamespace(address="", get_current_task=lambda: "unit", state=state)
+    monkeypatch.setattr(cluster_client, "get_worker", lambda: worker)
+    seat: Any = Lost()
+    left = weakref.ref(seat)
+    gc.disable()
+    try:
+        with suppress(BrokenProcessPool):
+            cluster_client._do(seat, b"")
+        del seat
+        assert left() is None
+    finally:
+        gc.enable()
 
 
 def begun(begin: Begin, cluster: Cluster) -> tuple[Any, ...]:

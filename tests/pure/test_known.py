@@ -163,8 +163,8 @@ def test_the_last_screen_explains_what_is_inconclusive_and_fits() -> None:
     first = "Fix what is broken first, then check again."
     assert f"retry-bound  inconclusive\n  {doubt.reason}\n  {first}\n" in told
     assert other.reason not in told
-    ends = "single-claim broken; retry-bound, pooler-safe inconclusive; \n1 holds; 19 not asked; 53 s\n"
-    assert told.endswith(f"\nbroken: jobs.sql\n{ends}")
+    ends = "single-claim broken; retry-bound, pooler-safe inconclusive; "
+    assert told.endswith(f"\nbroken: jobs.sql\n{ends}\n1 holds; 19 not asked; 53 s\n")
 
 
 def test_many_of_one_verdict_are_counted() -> None:

@@ -225,7 +225,12 @@ def _do(seat: Seat, unit: bytes) -> tuple[str, bytes]:
 
     if not ends(future, PART, end_where_unwanted):
         seat.kill()
-    return worker.address, future.result()
+    try:
+        return worker.address, future.result()
+    finally:
+        # Its error holds this frame, which held it: the seat would stay until somebody looks for
+        # cycles, and who is idle does not.
+        del future
 
 
 def _refuse_others(client: Client) -> None:
