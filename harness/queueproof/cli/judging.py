@@ -182,7 +182,7 @@ def judged(asked: CheckOptions, beyond: Beyond | None = None, *, stories: bool =
     return card.exit_code
 
 
-_FIRST_SIGHT = ". First sight: the shortest steps, the SQL and a fix follow when the check ends."
+_FIRST_SIGHT = ". First sight: the shortest steps, their SQL ([a], [b], …) and a fix follow when the check ends."
 _AT_THE_END = ". The steps follow when the check ends; with --fail-fast it ends here."
 
 
@@ -213,11 +213,11 @@ def _telling(
             say(told, Exit.BROKEN)
 
     def shown(guarantee: str, found: Break) -> None:
-        from queueproof.report.text import WIDTH, Legend, to_text
+        from queueproof.report.text import WIDTH, to_text
 
         if guarantee in broken and found.replay and found.told:
             tokens[guarantee] = found.replay
-            steps = to_text(found.told, columns(WIDTH), Legend(hidden=True), sql=False)
+            steps = to_text(found.told, columns(WIDTH), sql=False)
             say(f"\n{steps}\n", Exit.BROKEN, prefix="")
 
     try:

@@ -90,21 +90,17 @@ class Legend:
     """The statements of a run's stories: each has one letter, and is shown once.
 
     BEGIN, COMMIT and ROLLBACK say all there is to say of them, and have none.
-
-    Args:
-        hidden: Whether no statement has one, as none is shown.
     """
 
-    def __init__(self, *, hidden: bool = False) -> None:
+    def __init__(self) -> None:
         self._numbers: dict[str, int] = {}
-        self._hidden = hidden
 
     def lettered(self, story: Story) -> tuple[Story, list[tuple[int, str]]]:
         """A story with the letters of the run, and those of its statements that are new."""
         known = len(self._numbers)
         numbers = [
             NO_LETTER
-            if self._hidden or _CONTROL.fullmatch(sql)
+            if _CONTROL.fullmatch(sql)
             else self._numbers.setdefault(sql, len(self._numbers))
             for sql in story.statements
         ]
