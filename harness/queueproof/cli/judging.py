@@ -182,7 +182,10 @@ def judged(asked: CheckOptions, beyond: Beyond | None = None, *, stories: bool =
     return card.exit_code
 
 
-_FIRST_SIGHT = ". First sight: the shortest steps, their SQL ([a], [b], …) and a fix follow when the check ends."
+_FIRST_SIGHT = (
+    ". First sight: the shortest steps, their SQL ([a], [b], …) and a fix follow when the check"
+    " ends."
+)
 _AT_THE_END = ". The steps follow when the check ends; with --fail-fast it ends here."
 
 
