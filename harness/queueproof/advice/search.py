@@ -653,7 +653,7 @@ def _judged(
     try:
         queue = load_text(text, path)
         with open_lab(queue, server or lent_server()) as lab:
-            offer = calibrate(lab, replayed=not goal.wanted)
+            offer = calibrate(lab)
             told: list[str] = []
             blocks: frozenset[str] = frozenset()
             for token in goal.stories:
