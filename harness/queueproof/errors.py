@@ -109,7 +109,7 @@ SERVERS: Mapping[str, str] = {
     "local[:/path/to/bin]": "is installed here",
     "container[:image]": "needs Docker",
 }
-"""What `--postgres` takes beside the DSN of a running server, and what each is: we start one."""
+"""Sources that `--postgres` takes beside a DSN, and what each is: we start a server there."""
 
 *_FIRST, _LAST = (form.partition("[")[0] for form in SERVERS)
 OWN_SERVERS = f"{', '.join(_FIRST)} or {_LAST}"

@@ -73,11 +73,10 @@ def token_of(queue: str, story: str) -> str:
             f"no check of {queue} is remembered here: check it first, or name the story by its"
             " token (`check --json`)"
         )
-    if found is None and tokens:
-        again = [f"\n  queueproof replay {shlex.quote(queue)} {name}" for name in tokens]
-        raise QueueproofError(f"which break of {queue}?{''.join(again)}")
     if found is None:
-        raise QueueproofError(f"the last check of {queue} found no break that can be replayed")
+        again = "".join(f"\n  queueproof replay {shlex.quote(queue)} {name}" for name in tokens)
+        none = f"the last check of {queue} found no break that can be replayed"
+        raise QueueproofError(f"which break of {queue}?{again}" if tokens else none)
     alone = found[1] if found[2] in {None, "1"} else story
     token = tokens.get(story) or tokens.get(alone) or tokens.get(f"{alone}.1")
     if token is None:

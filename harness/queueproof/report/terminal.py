@@ -28,7 +28,7 @@ STYLES = {
     "not-offered": "dim",
 }
 FIRST = "Fix what is broken first, then check again."
-"""What to do about a verdict that follows from a break."""
+"""The advice on a verdict that follows from a break."""
 _FIRST_SENTENCE = re.compile(r"(?<!\.)\. (?=[A-Z])")  # the safe form of some is `UPDATE ... WHERE`
 _NAMED = 5  # guarantees of one verdict; more are counted
 _NOT_KILLED = {"equivalent": "equivalent", "unjudged": "not judged", "survived": "survived"}
