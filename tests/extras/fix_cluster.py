@@ -77,7 +77,9 @@ class Cluster:
     def serving(self) -> list[psutil.Popen]:
         """The workers that have a server: some are never given a unit, on a busy machine."""
         begun = [(one, map(_words, one.children(recursive=True))) for one in self.workers]
-        return [one for one, words in begun if any(name == "postgres" for name, *_ in words)]
+        # By a process of its own: initdb runs `postgres`, too, and that is gone a moment later.
+        helper = "postgres: checkpointer"
+        return [one for one, told in begun if any(helper in " ".join(words) for words in told)]
 
     def wait_for_server(self) -> list[psutil.Process]:
         """Wait until a worker has a server: it is in the middle of its first unit."""

@@ -437,7 +437,7 @@ class Space:
                     yield Known(what, kind, make, self._length(at), aside, steps)
 
     def _alike(self, at: Situation, deed: Deed) -> Iterator[Deed]:
-        """Acts that the same worker may do in the place of one, up to that: each two are met once."""
+        """Acts that the same worker may do in the place of one, up to that: two are met once."""
         workers = deed.actor.startswith("w") and deed.do.kind not in _SPAN
         for two in self._acts(at) if workers else ():
             if two.actor == deed.actor and two.after.key != at.key and two.do.kind not in _SPAN:
