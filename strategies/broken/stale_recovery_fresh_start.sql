@@ -1,6 +1,6 @@
 -- breaks: stale-recovery
--- Whoever begins removes the workers that were not heard of for a lease. What those had running
--- belongs to nobody then, and recover joins the worker: it never finds it.
+-- Whoever begins removes the workers that were not heard of for a lease, and claimed nothing since.
+-- What those had running belongs to nobody then, and recover joins the worker: it never finds it.
 
 -- /// queue
 -- extends = "../sound/leader_promotes.sql"
@@ -28,5 +28,9 @@ CREATE INDEX jobs_scheduled_idx ON jobs (run_at) WHERE status = 'scheduled';
 CREATE INDEX jobs_running_idx ON jobs (locked_by) WHERE status = 'running';
 
 -- name: start(worker)
-DELETE FROM workers WHERE seen_at < now() - interval '30 seconds';
+DELETE FROM workers
+WHERE seen_at < now() - interval '30 seconds'
+  AND NOT EXISTS (
+    SELECT FROM jobs WHERE locked_by = name AND locked_at > now() - interval '30 seconds'
+  );
 INSERT INTO workers (name) VALUES (:worker);

@@ -196,6 +196,24 @@ def test_a_job_that_a_lost_claim_need_not_have_taken_is_no_evidence_of_recovery(
         => no-lost-job, of retry-given where retries=True
     a cleanup may take what a fail ends early
         enqueue 1 bound=3; w1 claims 1; w1 fails 1; cleanup; +31; sweep; left => holds
+    what a recovery drops had attempts left
+        enqueue 1 bound=3; w1 claims 1; +31; recover 1; sweep; left
+        => stale-recovery, of retry-given
+    whether a cleanup came or not
+        enqueue 1 bound=3; w1 claims 1; +31; recover 1; cleanup; sweep; left
+        => no-lost-job, of retry-given
+    a cleanup may have taken what its worker had when it died
+        enqueue 1 bound=3; w1 claims 1; w1 crashes; cleanup; +31; sweep; left
+        => stale-recovery, of no-lost-job
+    a cleanup may have taken what a claim or a recovery had ended before, or what it should not
+        enqueue 1 bound=1; w1 claims 1; cleanup; recover; w1 completes 1 -> rejected; sweep; left
+        => live-lease, of no-lost-job
+    a cleanup takes what somebody who began has ended: its lease was over
+        enqueue 1 bound=1; w1 claims 1; +31; w2 starts; cleanup; w1 completes 1 -> rejected; sweep;
+        left => holds
+    where a wait is declared, a fail that meets an error may have met it for the wait
+        enqueue 1; w1 claims 1; w1 fails 1 -> error: 22008: out of range; w1 completes 1
+        => live-lease, of backoff where paced=True
 """)
 def test_a_breach_that_follows_from_another_says_so(case: Case) -> None:
     """Whoever mends that one has mended both."""
@@ -725,11 +743,6 @@ def test_an_error_that_nobody_else_has_caused_is_a_refusal(asked: str) -> None:
         {0}; w1 completes 1 -> error: 40001: of the server's own => holds
     where a heartbeat answers a new token its worker cannot have known it yet
         {0}; w1 beats 1; w1 completes 1 -> {1} => holds where renews=True
-    where a wait is declared, what fails at a later attempt is backoff's to judge
-        {0}; w1 fails 1; w1 claims 1; w1 fails 1 -> {1} => holds where paced=True
-    but not where another job's fail at that attempt succeeds
-        enqueue 2; {0}; w1 fails 1; w1 claims 1; w1 fails 1; w2 claims 2; w2 fails 2; w2 claims 2;
-        w2 fails 2 -> {1} => live-lease where paced=True
     """.format("enqueue 1; w1 claims 1", REFUSED)
 )
 def test_an_error_with_another_cause_is_no_refusal(case: Case) -> None:

@@ -194,7 +194,9 @@ class Findings:
             return f"its story holds that of {self.within[name]}, which is broken: mend that first"
         doubts = [one for one in failure.violation.doubts if one in self.plain]
         follows = failure.violation.follows
-        other = next(iter(doubts), follows if follows in self.failures else "")
+        known = self.failures.get(follows)
+        surely = self.is_probed(follows) or (known is not None and not _doubted(known))
+        other = next(iter(doubts), follows if surely else "")
         return f"{failure.violation.because}: follows from the break of {other}" if other else ""
 
     def shorten(self, wanted: Sequence[Guarantee]) -> None:

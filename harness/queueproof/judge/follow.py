@@ -185,10 +185,8 @@ class _JobCheck:
                 late = _late_beside(acts, configs[0].job.last)
                 if late and because.guarantee in {"single-claim", "live-lease", "backoff"}:
                     because = because._replace(doubts=("fencing", *because.doubts))
-                if refused and not raced and self._is_gone(act, acts[n:]):
-                    because = because._replace(
-                        guarantee="no-lost-job", because=f"{because.because}: it is gone"
-                    )
+                if refused and not raced and self._is_gone(acts[n:]):
+                    because = self._refused_gone(act, because)
                 claimed = act.kind == "claim" and because.guarantee != "single-claim"
                 if claimed and _has_a_rival(acts, act):
                     because = because._replace(follows="single-claim")
@@ -201,17 +199,22 @@ class _JobCheck:
         configs, _ = self._explore(configs, acts, open_acts)
         self._finish(configs, acts)
 
-    def _is_gone(self, refused: Act, acts: Sequence[Act]) -> bool:
-        """Nobody gets the job any more and `jobs` does not list it: rule 15 calls it lost.
-
-        But a cleanup may take what somebody has ended before.
-        """
-        assert refused.holder is not None
-        taken = any(refused.holder.index < n < refused.call.index for n in self.lives.taking)
+    def _is_gone(self, acts: Sequence[Act]) -> bool:
+        """Nobody gets the job any more and `jobs` does not list it: rule 15 calls it lost."""
         looked = self.declared.observable and self.lives.observed
         claimed = any(act.kind == "claim" and act.answer == "accepted" for act in acts)
-        gone = looked and not claimed and self.lives.outcome(self.job) is None
-        return gone and not (self.lives.cleaned and taken)
+        return looked and not claimed and self.lives.outcome(self.job) is None
+
+    def _refused_gone(self, refused: Act, breach: Violation) -> Violation:
+        """The holder of a job that is gone was refused: by then it may have been ended for it.
+
+        A cleanup takes what somebody has ended before, or what it should not.
+        """
+        assert refused.holder is not None
+        held = range(refused.holder.index + 1, refused.call.index)
+        if self.lives.cleaned and any(call.index in held for call in self.lives.taking):
+            return breach._replace(follows="no-lost-job")
+        return breach._replace(guarantee="no-lost-job", because=f"{breach.because}: it is gone")
 
     def _explore(
         self,
@@ -340,8 +343,16 @@ class _JobCheck:
         who = holder.actor if holder else "its worker"
         lapsed = " with its connection" if self.declared.tied else ", its lease has run out"
         because = f"{who} crashed{lapsed}, and the job could not be claimed again"
-        follows = _follows(seen, self.lives.hindrances[act.call.index])
+        follows = self._why_stranded(job, seen, self.lives.hindrances[act.call.index])
         return Violation("stale-recovery", because, self.job, act.call.index, follows=follows)
+
+    def _why_stranded(self, job: Job, seen: State | None, hindrance: Hindrance) -> str:
+        """What explains that a job does not come back."""
+        if self.lives.observed and self.lives.outcome(self.job) is None:
+            return "retry-given" if job.recovered else "no-lost-job" if self.lives.cleaned else ""
+        # What keeps others from being claimed may keep a job, too, that its recovery put back.
+        kept = seen == "queued" and (hindrance.spent or hindrance.removed)
+        return "no-starvation" if kept else ""
 
     def _goes_on(self, sweep: Act, seen: State | None) -> bool:
         """A job has not ended: it is seen to wait or to run; where nobody sees it, a claim gets it.
@@ -366,9 +377,13 @@ class _JobCheck:
                 self.findings.evidence["retry-given", "jobs that got all their attempts"] += 1
                 break
         if self.lives.observed or not self.declared.observable:
-            self._account(configs, acts)
+            breach = self._unaccounted(configs, acts)
+            if breach is not None and breach.call < 0 and self.lives.last is not None:
+                self._violate(breach, self.lives.last)
+            elif breach is not None:
+                self.findings.violations.append(breach)
 
-    def _account(self, configs: list[_Config], acts: Sequence[Act]) -> None:
+    def _unaccounted(self, configs: list[_Config], acts: Sequence[Act]) -> Violation | None:
         """After the drain every acknowledged job must have ended, completed or failed."""
         seen = self.lives.outcome(self.job)
         ended = [job for job, _ in configs if self._ended(job, seen)]
@@ -378,63 +393,53 @@ class _JobCheck:
             if fails and seen == "failed" and configs[0].job.crashed:
                 what = "jobs of crashed workers that ended failed"
                 self.findings.evidence["stale-recovery", what] += 1
-            return
+            return None
         last = self.lives.last
         assert last is not None
         where = f"`jobs` shows it as {seen}" if seen else "it is gone"
         late = configs[0].job.unsure if self.declared.at_least_once else None
         if late is not None:
-            self._violate(late, last)
-            return
+            return late
         decided = _decided(configs)
         if decided is not None and (seen in FINISHED or (seen and _acted_on(acts, decided))):
-            self._violate(Violation("final-state", f"the job had {decided}, and {where}"), last)
-            return
+            return Violation("final-state", f"the job had {decided}, and {where}")
         if decided == Phase.COMPLETED:
             because = f"its completion was accepted, and {where} for ever"
-            self._violate(Violation("no-lost-job", because), last)
-            return
+            return Violation("no-lost-job", because)
         job = (ended or [config.job for config in configs])[0]
         if job.claims and (ended or seen == "failed"):
-            if (breach := self._too_early(job, seen)) is not None:
-                self._violate(breach, last)
-            return
+            return self._too_early(job, seen)
         if not self.declared.observable:
             where = "no claim returns it"
         if seen is None and self.declared.retries and any(one.failed_unheard for one, _ in configs):
             because = f"its fail was not answered, attempts were left, and {where}"
-            self._violate(Violation("no-lost-job", because), last)
-            return
+            return Violation("no-lost-job", because)
         if unlisted := [one for one, _ in configs if self._is_unlisted(one, seen)]:
             kind, phase = unlisted[0].end_unheard, unlisted[0].phase
             end = "last fail" if kind == "fail" else kind
             because = f"its {end} was not answered, other {phase} jobs are listed, and {where}"
-            self._violate(Violation("no-lost-job", because), last)
-            return
+            return Violation("no-lost-job", because)
         held = [one for one, _ in configs if one.phase == Phase.RUNNING]
         if any(self._is_kept(one, last) for one in held):
-            return
+            return None
         lost = self.lives.lost or any(one.crashed or one.released for one, _ in configs)
         lost = lost or any(self._is_over(one, seen, last) for one in held)
-        if lost and not (seen is None and self._was_back(configs)):
+        back = seen is None and self._was_back(configs)
+        if lost and not back:
             what = (
                 "nobody was told whether the job was completed"
                 if any(job.phase == Phase.COMPLETED for job, _ in configs)
                 else "a worker lost the job"
             )
             because = f"{what}, and it never came back: {where}"
-            follows = _follows(seen, self.lives.hindered_now())
-            self._violate(Violation("stale-recovery", because, follows=follows), last)
-            return
+            follows = self._why_stranded(configs[0].job, seen, self.lives.hindered_now())
+            return Violation("stale-recovery", because, follows=follows)
         if self.starved and any(self._of_others(self.lives.hindered_now())):
-            self.findings.violations.append(self.starved)
-            return
+            return self.starved
         if (unsure := configs[-1].job.unsure) is not None:
-            self._violate(unsure, last)
-            return
-        self._violate(
-            Violation("no-lost-job", f"the job neither ended nor can be claimed: {where}"), last
-        )
+            return unsure
+        because = f"the job neither ended nor can be claimed: {where}"
+        return Violation("no-lost-job", because, follows="retry-given" if back else "")
 
     def _too_early(self, job: Job, seen: State | None) -> Violation | None:
         """A job that failed and had attempts left has ended; None where nobody knows of what."""
@@ -445,6 +450,12 @@ class _JobCheck:
             return None  # its fail may have ended it, or a cleanup: runs with one of both tell
         because = f"a cleanup took a job that had failed after {tried}"
         return Violation("no-lost-job", because, follows="retry-given")
+
+    def _may_be_ended(self, job: Job) -> bool:
+        """A claim may have ended it (rule 28), or whoever began since."""
+        since = job.last.invoked if job.last else FOREVER
+        began = any(one.kind == "start" and one.invoked > since for one in self.lives.taking)
+        return began or self.declared.takes_over
 
     def _was_back(self, configs: Sequence[_Config]) -> bool:
         """It had been taken back and waited, and a cleanup has come."""
@@ -477,8 +488,8 @@ class _JobCheck:
             )
         if seen == "failed":
             return job.phase == Phase.FAILED or job.exhausted
-        if self.declared.takes_over and job.exhausted and self.lives.cleaned:
-            return True  # a claim may have ended it (rule 28), and a cleanup have taken it then
+        if job.exhausted and self.lives.cleaned and self._may_be_ended(job):
+            return True  # and a cleanup may have taken it then
         if self.declared.retries and job.failed_unheard:
             return False  # done or not, a fail of this attempt leaves a job to be run again
         return seen is None and job.phase == Phase.FAILED and not self._is_unlisted(job, seen)
@@ -600,8 +611,3 @@ def _agreeing(configs: list[_Config], act: Act) -> list[_Config]:
         return job.phase not in FINISHED
 
     return [config for config in configs if agrees(config.job)]
-
-
-def _follows(seen: State | None, hindrance: Hindrance) -> str:
-    """What keeps others from being claimed may keep a job, too, that its recovery put back."""
-    return "no-starvation" if seen == "queued" and (hindrance.spent or hindrance.removed) else ""

@@ -133,7 +133,7 @@ class Lives(Watcher):
         observed: Whether somebody looked at the end.
         refused: Operations with a lost claim that were answered by an error.
         cleaned: Whether there was a cleanup.
-        taking: The indexes of the calls that may have ended, or taken, what others hold.
+        taking: The calls that may have ended, or taken, what others hold.
     """
 
     def __init__(self, *, signs: bool = False) -> None:
@@ -148,7 +148,7 @@ class Lives(Watcher):
         self.observed = False
         self.refused = 0
         self.cleaned = False
-        self.taking: list[int] = []
+        self.taking: list[Call] = []
         self._lives: defaultdict[str, Life] = defaultdict(Life)
         self._outcome: Mapping[str, State] = {}
         self._nameless: list[Call] = []
@@ -173,7 +173,7 @@ class Lives(Watcher):
         self._look(call)
         self._note_unanswered(call)
         if call.kind in {"claim", "recover", "start"}:
-            self.taking.append(call.index)
+            self.taking.append(call)
         match call.kind:
             case "enqueue" if call.ids:
                 self.queues.add(call.queue)

@@ -141,8 +141,6 @@ class Errors(Watcher):
         self._declared = declared
         self._holds, self._alone = holds, alone
         self._met: dict[tuple[Ref, str], Violation] = {}  # by the operation that met an error
-        self._claims = Counter[str]()  # of a job
-        self._failed = 1  # the latest attempt that a fail was seen to end: calibration saw one
         self._over = False
 
     def see(self, call: Call) -> None:
@@ -154,16 +152,10 @@ class Errors(Watcher):
             answer = call.answer_for(ref)
             if answer not in {"accepted", "unknown"}:
                 continue
-            if call.kind == "fail" and answer == "accepted":
-                self._failed = max(self._failed, self._claims[ref.job])
-            elif answer == "accepted":
-                self._claims.pop(ref.job, None)
             self._met.pop((ref, "fail" if call.kind == "fail" else "complete"), None)
 
     def settle(self, call: Call) -> None:
-        """An attempt begins, a heartbeat succeeds, or an error that nobody met is looked at."""
-        if call.kind == "claim":
-            self._claims.update(call.ids)
+        """A heartbeat succeeds, or an error that nobody met is looked at."""
         if call.kind == "heartbeat" and call.answer == "accepted":
             for ref in self._holds.named(call):
                 self._met.pop((ref, call.kind), None)
@@ -172,10 +164,7 @@ class Errors(Watcher):
 
     def _look(self, call: Call) -> None:
         named = self._holds.named(call)
-        # An error of the wait is backoff's: it comes of the attempt, and not of the job.
-        late = all(self._claims[ref.job] > self._failed for ref in named)
-        paced = call.kind == "fail" and self._declared.paced and late
-        if paced or not named or call.error.startswith(_DISTURBED):
+        if not named or call.error.startswith(_DISTURBED):
             return
         for ref in named:
             one = self._holds.of(ref)
@@ -187,8 +176,10 @@ class Errors(Watcher):
             f"{call.actor} was answered {call.error[:5]} by {call.kind} although it holds the job,"
             f" its {self._declared.fresh} and nobody else acted"
         )
+        # One that comes of the wait, or of what was caught, is backoff's.
+        follows = "backoff" if call.kind == "fail" and self._declared.paced else ""
         for ref in named:
-            found = Violation("live-lease", because, ref.job, call.index)
+            found = Violation("live-lease", because, ref.job, call.index, follows=follows)
             self._met.setdefault((ref, call.kind.removesuffix("_many")), found)
 
     def end(self) -> None:
