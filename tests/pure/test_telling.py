@@ -245,6 +245,13 @@ def test_jobs_that_are_alike_are_introduced_together() -> None:
     assert "job 12 was enqueued (priority 9, due in 1.5 s)." in told
 
 
+def test_a_story_in_which_time_passes_says_how_long_a_lease_is() -> None:
+    """Who reads that the clock moves on by 33 s asks why; where no time passes nobody does."""
+    late = line(story(Turn("clock", (Passed(33.4),)), lease=30.0))
+    assert "Before: job 1 was enqueued (max_attempts 3). A lease lasts 30 s." in late
+    assert "lease lasts" not in line(story(Turn("w1", claim("job 1")), lease=30.0))
+
+
 def test_queues_are_named_where_there_are_several() -> None:
     """Who claims from which queue, and where the jobs are, is what such a story is about."""
     claims, enqueues = Turn("w1", does("claim", 1, queue="mail")), does("enqueue", 0, queue="mail")

@@ -6,6 +6,7 @@ import importlib
 import inspect
 import os
 import re
+import shlex
 import shutil
 import sys
 import traceback
@@ -85,8 +86,10 @@ _LANGUAGES = {".py": "python", ".mjs": "node", ".cjs": "node", ".js": "node", ".
 
 
 def _meant(name: str) -> str:
-    """The hint for a worker without `exec:` before it; empty for anything else."""
+    """The hint for a worker without `exec:` before it, or for no file; empty for anything else."""
     path = Path(name)
+    if path.suffix == ".sql" and not os.path.lexists(path) and path.parent.is_dir():
+        return f"No such file or directory; begin one: queueproof init {shlex.quote(name)}"
     if path.suffix in _LANGUAGES and path.is_file():
         return f'a program? write "exec: {_LANGUAGES[path.suffix]} {name}"'
     first = name.split(maxsplit=1)[0]

@@ -227,6 +227,7 @@ class Story:
         alone: Whether nobody but the worker itself is hurt.
         cast: Who runs which version, where there are two.
         functions: The definitions of the queue's functions that its statements call.
+        lease: Seconds that one lasts; None where the queue declares none.
     """
 
     guarantee: str
@@ -240,6 +241,7 @@ class Story:
     alone: bool = False
     cast: str = ""
     functions: tuple[str, ...] = ()
+    lease: float | None = None
 
     @property
     def moments(self) -> list[Moment]:
@@ -463,7 +465,8 @@ def of_queue(story: Story, queue: Queue, schema: Iterable[Step]) -> Story:
         new = {name: defined[name] for name in names if name in defined and name not in called}
         called |= new
         left += new.values()
-    return replace(story, cast=queue.cast, functions=tuple(called.values()))
+    lease = queue.lease_seconds
+    return replace(story, cast=queue.cast, functions=tuple(called.values()), lease=lease)
 
 
 class _Names:

@@ -230,14 +230,17 @@ def _part(part: Part, width: int) -> str:
 
 
 def before(story: Story) -> str:
-    """The jobs that a story begins with, those that are alike together; empty without any."""
+    """The jobs that a story begins with, those that are alike together, and what a lease is."""
     told = []
     for facts, jobs in itertools.groupby(story.before, _facts):
         names = [job.job for job in jobs]
         many = len(names) > 1
         what = f"jobs {_several(names)} were" if many else f"job {names[0]} was"
         told.append(f"{what} enqueued{facts}")
-    return f"Before: {'; '.join(told)}." if told else ""
+    sentences = [f"Before: {'; '.join(told)}."] if told else []
+    if story.lease and any(isinstance(fact, Passed) for turn in story.turns for fact in turn.facts):
+        sentences.append(f"A lease lasts {spoken(story.lease)}.")
+    return " ".join(sentences)
 
 
 def _facts(job: Enqueued) -> str:
