@@ -29,10 +29,11 @@ CONVOY = (REFERENCE, "for_update", "nowait")
 HOLD = 0.005  # seconds
 INTRODUCTION = """\
 **Use skip_locked. With many workers, claim at most 10 jobs at a time. Take lease_batch only if
-claims are your bottleneck.** The server and the workers shared {cores} cores.
+claims are your bottleneck.** The server and the workers shared {cores} cores. Below is
+[what each name means](#the-names).
 """
 NAMED = """\
-The names:
+## The names
 
 - skip_locked: one UPDATE with FOR UPDATE SKIP LOCKED.
 - lease_batch: one lease for all jobs of a claim.
