@@ -477,6 +477,12 @@ CRASHED = "w1 claims 1; w1 crashes; "
         => no-starvation where cap=2
     rule 1: a job that the queue put there is due when the queue says
         enqueue 2 delay=7200; sweep; +8000; w1 runs 1 2; all completed => holds
+    a stale job that should fail is late while it counts as running
+        enqueue 1; w1 claims 1; w1 crashes; +91; recover; jobs 1=running; sweep; +86400; recover 1;
+        sweep; left 1=failed => stale-recovery where stale_fails=True
+    a stale job that has failed by the sweep is not
+        enqueue 1; w1 claims 1; w1 crashes; +91; recover 1; jobs 1=failed; sweep; +86400; sweep;
+        left 1=failed => holds where stale_fails=True
     rule 28: where claims take over, they bury what has no attempt left, and answer nothing
         enqueue 1 bound=1; w1 claims 1; w1 crashes; +31; sweep; w2 claims; cleanup; sweep; left
         => holds where recovers=False

@@ -323,7 +323,8 @@ class _JobCheck:
             spent = job.exhausted and (job.bound is not None or not self._goes_on(act, seen))
             if not job.crashed or not (over or back) or spent:
                 return None
-        if self.lives.outcome(self.job) == "failed":
+        late = self.declared.stale_fails and seen == "running"  # when it should have ended
+        if self.lives.outcome(self.job) == "failed" and not late:
             return None  # it has ended, which is `retry-given`
         if not self.declared.lease and not self.declared.tied:
             return None
@@ -342,7 +343,8 @@ class _JobCheck:
         holder = configs[0].job.holder
         who = holder.actor if holder else "its worker"
         lapsed = " with its connection" if self.declared.tied else ", its lease has run out"
-        because = f"{who} crashed{lapsed}, and the job could not be claimed again"
+        lacks = "still counts as running" if late else "could not be claimed again"
+        because = f"{who} crashed{lapsed}, and the job {lacks}"
         follows = self._why_stranded(job, seen, self.lives.hindrances[act.call.index])
         return Violation("stale-recovery", because, self.job, act.call.index, follows=follows)
 
