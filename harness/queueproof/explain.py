@@ -90,7 +90,7 @@ def facts(guarantee: Guarantee) -> dict[str, str]:
         "How to fix it": guarantee.safe,
         "See": guarantee.source,
         "How it is checked": " ".join(_checked(guarantee)),
-        "What it needs of a queue": f"{asks}.",
+        "What a queue must offer": f"{asks}.",
     }
 
 

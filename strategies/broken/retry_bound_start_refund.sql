@@ -4,10 +4,10 @@
 -- in its place.
 
 -- /// queue
--- extends = "../skip_locked.sql"
+-- extends = "../sound/start_gives_back.sql"
 -- ///
 
--- name: start
+-- name: start()
 WITH stale AS MATERIALIZED (
   SELECT id
   FROM jobs

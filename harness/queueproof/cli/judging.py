@@ -183,8 +183,8 @@ def judged(asked: CheckOptions, beyond: Beyond | None = None, *, stories: bool =
 
 
 _FIRST_SIGHT = (
-    ". First sight: the shortest steps, their SQL ([a], [b], …) and a fix follow when the check"
-    " ends."
+    ". These are the first steps seen; the shortest ones, their SQL ([a], [b], …) and a fix follow"
+    " when the check ends."
 )
 _AT_THE_END = ". The steps follow when the check ends; with --fail-fast it ends here."
 
@@ -216,12 +216,11 @@ def _telling(
             say(told, Exit.BROKEN)
 
     def shown(guarantee: str, found: Break) -> None:
-        from queueproof.report.text import WIDTH, to_text
+        from queueproof.report.text import WIDTH, steps_of
 
         if guarantee in broken and found.replay and found.told:
             tokens[guarantee] = found.replay
-            steps = to_text(found.told, columns(WIDTH), sql=False)
-            say(f"\n{steps}\n", Exit.BROKEN, prefix="")
+            say(f"\n{steps_of(found.told, columns(WIDTH))}\n", Exit.BROKEN, prefix="")
 
     try:
         yield told, shown if watched else None  # it takes a fifth of the check's time

@@ -55,18 +55,18 @@ _REQUIRE = "Exit 2 if one of these cannot be judged, for example because PgBounc
 Require: TypeAlias = Annotated[list[str] | None, _option(ASKED, _REQUIRE, metavar="ID,...")]
 _WITH = (
     "A second version of QUEUE: workers of both run at the same time, as in a rolling deploy. Its"
-    " `schema` block must equal QUEUE's, or migrate QUEUE's tables."
+    " `schema` block must be the same as in QUEUE, or a migration of QUEUE's tables."
 )
 With: TypeAlias = Annotated[str | None, _option(ASKED, _WITH, "--with", metavar="FILE")]
 _PROFILE = (
-    "How thoroughly to check. quick: 10 to 20 s for an SQL file on two idle cores. default: half a"
-    " minute to two minutes. deep: many minutes. A worker program takes longer, and so does a"
-    " broken queue, because queueproof also looks for a fix."
+    "How thoroughly to check, and how long it takes for an SQL file on two idle cores. quick: 10 to"
+    " 20 s. default: 30 to 120 s. deep: many minutes. Broken queues and worker programs take"
+    " longer."
 )
 Profile: TypeAlias = Annotated[ProfileName, _option(HOW, _PROFILE)]
 ProfileOrProjects: TypeAlias = Annotated[
     ProfileName | None,
-    _option(HOW, _PROFILE, show_default="the profile in pyproject.toml, else default"),
+    _option(HOW, _PROFILE, show_default='the profile in pyproject.toml, or else "default"'),
 ]
 _SEED = "Random seed. The same seed and profile give the same verdict."
 Seed: TypeAlias = Annotated[int, _option(HOW, _SEED)]

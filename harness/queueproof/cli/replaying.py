@@ -80,7 +80,7 @@ def _replayed(target: Queue, token: str, where: opt.Where, export: Path | None) 
     with open_target(own, where) as lab:
         out = Output()
         again = command_of(target.name, None, lab, where)
-        out.say(f"{target.name} on {lab.server.label}; one story of {guarantee}")
+        out.say(f"{target.name} on {lab.server.label}; replaying {guarantee}")
         if edited:
             out.say("The queue has changed since: the story's program is run under every order.")
         out.say()

@@ -8,7 +8,7 @@ from queueproof.queues.offer import Offer
 
 def _promised_snapshot(offer: Offer) -> str | None:
     promised = "old-snapshot" in offer.queue.promises
-    return None if promised else "not promised by this queue; most queues would break it"
+    return None if promised else "this queue does not promise it; few queues can"
 
 
 GUARANTEES = (

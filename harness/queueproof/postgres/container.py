@@ -89,7 +89,7 @@ def start(watchdog: Watchdog, image: str, *, durable: bool) -> Started:
         conninfo = started()
     except APIError as error:
         raise ServerUnavailableError(
-            f"Docker has no container from image {image}: {error.explanation or error}\n"
+            f"Docker cannot start a container from image {image}: {error.explanation or error}\n"
             f"Does `docker pull {image}` succeed? Another image: --postgres container:IMAGE"
         ) from None
     except TimeoutError:  # testcontainers' own as well, where the container ended at once

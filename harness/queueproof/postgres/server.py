@@ -168,8 +168,8 @@ def connected(conninfo: Conninfo) -> Iterator[psycopg.Connection[tuple[Any, ...]
         met = isinstance(error, waits.LimitError) or "connection to server" in str(error)
         raise ServerUnavailableError(
             f"PostgreSQL at {conninfo.public or 'its default address'}"
-            f" {'does not let us in' if met else 'cannot be tried'}: {str(error).strip()}\n"
-            "Try the same address in psql."
+            f" {'does not let us in' if met else 'cannot be reached'}: {str(error).strip()}\n"
+            "Does psql reach it by the same address?"
         ) from None
 
 

@@ -192,8 +192,8 @@ def _unasked(offer: Offer, waits: RetryWaits) -> str:
     last = max((wait.attempt for wait in waits.found), default=0)
     if not last or last >= LATER[0]:
         return ""
-    why = f": max_attempts is {offer.queue.max_attempts}" if offer.queue.max_attempts else ""
-    return f"later waits, which may overflow, were not tried{why}"
+    why = f" (max_attempts is {offer.queue.max_attempts})" if offer.queue.max_attempts else ""
+    return f"later waits were not tried{why}, and may overflow"
 
 
 def _cases(queue: Queue) -> Iterator[Case]:

@@ -193,8 +193,8 @@ def blocks_of(file: QueueText) -> list[Block]:
         how = "text before the first block; begin it with `-- name: schema#`"
         if not markers:
             how = (
-                "this is not a queue file: no `-- name:` line stands above this SQL. To make one of"
-                f" your tables: queueproof init jobs.sql --from-schema {quote(str(file.path))}"
+                "this is not a queue file: no `-- name:` line stands above this SQL. If it is your"
+                f" schema: queueproof init jobs.sql --from-schema {quote(str(file.path))}"
             )
         if found[0].raw.startswith("\\"):
             how += f". {OF_PSQL}"

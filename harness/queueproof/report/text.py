@@ -131,17 +131,26 @@ def to_text(
     """
     width = max(width, NARROWEST)
     guarantee, reason = CATALOGUE[told.guarantee], why(told)
-    lettered = legend or Legend()
-    parts = [
-        _filled(f"{guarantee.id}: {guarantee.sentence}", width),
-        *(
-            _run(*lettered.lettered(told), width, sql=sql)
-            if isinstance(told, Story)
-            else (_part(part, width) for part in told.parts)
-        ),
-        _filled(f"Why it matters: {reason[0].upper()}{reason[1:]}.", width),
-    ]
-    return "\n\n".join(part for part in parts if part)
+    return "\n\n".join(
+        [
+            _filled(f"{guarantee.id}: {guarantee.sentence}", width),
+            *_told(told, width, legend or Legend(), sql=sql),
+            _filled(f"Why it matters: {reason[0].upper()}{reason[1:]}.", width),
+        ]
+    )
+
+
+def steps_of(told: Told, width: int = WIDTH) -> str:
+    """A story without its SQL, and without what is known of its guarantee."""
+    return "\n\n".join(_told(told, max(width, NARROWEST), Legend(), sql=False))
+
+
+def _told(told: Told, width: int, legend: Legend, *, sql: bool) -> list[str]:
+    if isinstance(told, Story):
+        parts = _run(*legend.lettered(told), width, sql=sql)
+    else:
+        parts = (_part(part, width) for part in told.parts)
+    return [part for part in parts if part]
 
 
 def _filled(prose: str, width: int) -> str:
