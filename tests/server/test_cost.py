@@ -642,9 +642,7 @@ def test_a_report_with_a_limit_says_what_share_of_it_each_queue_does() -> None:
     page = render.markdown(found)
     assert "## Share of the upper bound, 4 workers\n\nThe upper bound is first = 1." in page
     assert "| second | 0.5 ±25% |" in page
-    most = (
-        "**With 4 workers, second is the fastest queue that loses no job**: 0.5 times the jobs/s"
-    )
+    most = "**With 4 workers, second is the fastest queue that loses no job**: 0.5 times the jobs/s"
     assert f"{most} of first in batches of 1." in page
     assert "Share of the upper bound" in [one.title for one in chart.charts(found)]
     assert "upper bound" not in render.markdown(report())

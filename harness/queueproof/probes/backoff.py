@@ -18,11 +18,12 @@ from queueproof.queues.model import FAILURE, TRACEBACK, Claim, Queue
 from queueproof.queues.offer import Offer
 from queueproof.run.lab import DEFAULT_BOUND, Lab
 from queueproof.run.session import drive, noted
-from queueproof.schedule.moments import DAY, DECADE, MARGIN
+from queueproof.schedule.moments import DAY, DECADE, MARGIN, past
 from queueproof.space.pieces import DELAY, MOST_ATTEMPTS
 
 ONE_BY_ONE = 12  # attempts measured finely: by then a wait that doubles has met any usual cap
 BEATEN = 3  # the attempt at which a heartbeat comes before the failure
+LOST = 4  # the attempt that ends with its worker: it is no reason to wait less after the next
 LATER = (46, 47, 64, 1024)  # where 2 ** n passes an interval, a float's precision, a float
 SEVERAL = 8  # jobs; of those that fail once
 DRAWN = 3  # times: of one round all may wait long enough by chance, or be asked too late
@@ -153,7 +154,12 @@ def _fail_again_and_again(lab: Lab, offer: Offer, waits: RetryWaits, tell: Tell)
     enqueue(lab)
     lab.promote(1)
     job = _claim(lab)
-    for attempt in telling(range(1, min(bound, LATER[-1] + 1)), tell):
+    lost = bound > LOST + 2 and _may_be_lost(offer)
+    for turn in telling(range(1, min(bound - lost, LATER[-1] + 1)), tell):
+        attempt = turn + (lost and turn >= LOST)
+        if job is not None and lost and turn == LOST:
+            lab.advance(past(queue.lease_seconds or 0.0))
+            job = _measure(lab, offer, attempt, lab.now(), 0.0)[1].job
         if job is None:
             return
         if attempt == BEATEN:
@@ -185,6 +191,14 @@ def _fail_again_and_again(lab: Lab, offer: Offer, waits: RetryWaits, tell: Tell)
             if recovery:
                 waits.operation, waits.sent = "recover", recovery
             return
+
+
+def _may_be_lost(offer: Offer) -> bool:
+    """Tell whether a job is tried again once its lease is over, though its worker goes on."""
+    queue = offer.queue
+    signs = offer.beats or ("heartbeat" in queue.offers and "job" not in queue.takes("heartbeat"))
+    leased = queue.lease_seconds is not None and not offer.tied
+    return leased and queue.stale is None and not signs
 
 
 def _unasked(offer: Offer, waits: RetryWaits) -> str:

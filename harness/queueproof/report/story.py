@@ -378,7 +378,12 @@ def _waits(waits: RetryWaits) -> Iterator[Part]:
     failed = "Before: job 1 was enqueued, and its worker failed it again and again."
     yield Part("prose", failed)
     alike = (list(group) for _, group in itertools.groupby(waits.found, _duration))
-    if lines := [_wait(*group) for group in alike]:
+    lines, known = [], 0
+    for group in alike:
+        lost = range(known + 1, group[0].attempt)
+        lines += [*(f"attempt {n} ended with its lease" for n in lost), _wait(*group)]
+        known = group[-1].attempt
+    if lines:
         yield Part("figures", "\n".join(lines))
     if sql := _statements(waits.sent):
         yield Part("sql", sql, f"Its {waits.operation}:")

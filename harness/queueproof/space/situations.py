@@ -431,7 +431,8 @@ class Space:
                     apart = self._is_apart(at, deed, walk) and not joins
                     late = apart and self._locks(at, deed, walk)
                     last = self._is_last(at)
-                    kind = ("late", lapsed, last, *what) if late else (*stands, *what)
+                    ends = walk[-1].after.job.phase  # a last fail leaves nothing to be claimed
+                    kind = ("late", lapsed, last, *what) if late else (*stands, *what, ends)
                     aside = apart and not late
                     steps = len(walk) + (idle and not joins)
                     yield Known(what, kind, make, self._length(at), aside, steps)
