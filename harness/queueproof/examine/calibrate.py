@@ -135,15 +135,16 @@ def calibrate(lab: Lab, *, replayed: bool = False) -> Offer:
             _must_work(lab, run, call, answered=idle or works)
     if replayed:
         return offer
-    misses = first is not claims[0] or _misses(runner)
+    passes = _passes(runner)
     alike = runner.run(Program((SAME, SAME), in_turn(SETTLE))).history.of_kind("enqueue")
     offer = replace(
         offer,
         keyed=len({job for call in alike for job in call.ids}) == 1,
-        misses=misses,
+        misses=passes > _MISSES or first is not claims[0],
+        passes=passes if passes <= _MISSES else 0,
         several=frozenset(runner.several),
     )
-    _must_follow_the_clock(lab, _LOOKS if offer.misses else _MISSES)
+    _must_follow_the_clock(lab, _LOOKS if offer.misses else _MISSES + offer.passes)
     return offer
 
 
@@ -164,10 +165,10 @@ class _Watching(Runner):
         return run
 
 
-def _misses(runner: Runner) -> bool:
-    """Whether claims pass a ready job by more often than one that looks into a part may."""
+def _passes(runner: Runner) -> int:
+    """How often in a row claims pass a ready job by that one of them gets."""
     added: set[str] = set()
-    missed = 0
+    missed = most = 0
     for call in runner.run(LOOKS).history.calls:
         match call.kind:
             case "enqueue":
@@ -175,12 +176,12 @@ def _misses(runner: Runner) -> bool:
             case "claim" if call.actor != DRAINER and added and added.isdisjoint(call.ids):
                 missed += 1
             case "claim":
-                if missed > _MISSES and added and call.actor != DRAINER:
-                    return True
+                if added and call.actor != DRAINER:
+                    most = max(most, missed)
                 added.clear()
             case _:
                 pass
-    return False
+    return most
 
 
 def _must_follow_the_clock(lab: Lab, looks: int) -> None:

@@ -153,6 +153,7 @@ def runner_under(
         where,
         held=offer.held,
         tied=offer.tied,
+        passes=offer.passes,
         anew=anew,
         conditions=conditions,
         known=known,

@@ -45,6 +45,7 @@ def declare(offer: Offer) -> Declared:
         signs=by_worker or offer.beats,
         renews=offer.renews,
         waits=offer.waits is not None,
+        passes=offer.passes,
         late=grace(queue.lease_seconds or 0.0) if offer.late else 0.0,
         at_least_once=queue.delivery == "at-least-once",
         at_most_once=queue.delivery == "at-most-once",

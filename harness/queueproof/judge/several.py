@@ -199,6 +199,7 @@ class Idle(Watcher):
     def __init__(self, declared: Declared, holds: Holds, alone: Undisturbed) -> None:
         self.violations: list[Violation] = []
         self._cap = FOREVER if declared.cap is None else declared.cap
+        self._least = TWICE + declared.passes
         self._holds, self._alone = holds, alone
         self._over = False
         self._ready: dict[str, Call] = {}  # never claimed, to its enqueue
@@ -254,7 +255,7 @@ class Idle(Watcher):
             return
         self._empty += 1
         begun = self._begun - {one.ref.job for one in self._holds.fresh(call)}
-        if self._empty < len(begun) + TWICE or len(self._begun) >= self._cap:
+        if self._empty < len(begun) + self._least or len(self._begun) >= self._cap:
             return
         for job, enqueue in self._ready.items():
             if enqueue.answer == "accepted" and enqueue.ended + SHORT <= call.began:

@@ -145,6 +145,7 @@ class Declared:
         signs: Whatever a worker does may beat for all that it holds.
         waits: A job that was taken back may have to wait.
         late: Seconds by which a lease may last longer than declared.
+        passes: How often in a row claims may pass a ready job by.
         paced: It declares a backoff, and is judged by it whether its fail works.
         longest: Seconds that a job which was taken back may be seen to wait.
         completes: A worker can complete what it holds.
@@ -168,6 +169,7 @@ class Declared:
     signs: bool = False
     waits: bool = False
     late: float = 0.0
+    passes: int = 0
     paced: bool = False
     longest: float = DECADE
     completes: bool = True

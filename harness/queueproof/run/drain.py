@@ -34,6 +34,7 @@ class Drain:
         self._queue = execution.queue
         self._history = execution.state.record.history
         self._recovered = Counter[str]()  # how often each job
+        self._empty_at_least = EMPTY + execution.state.terms.passes
         self._states: Mapping[str, State] | None = None  # as last seen
 
     def run(self) -> None:
@@ -111,8 +112,8 @@ class Drain:
             return 1  # what a claim does to a running job shows
         claimed = {job for call in self._history.of_kind("claim") for job in call.ids}
         if self._states is None:
-            return EMPTY + len(claimed - done(self._history.calls))
-        return EMPTY + sum(self._states.get(job) == "running" for job in claimed)
+            return self._empty_at_least + len(claimed - done(self._history.calls))
+        return self._empty_at_least + sum(self._states.get(job) == "running" for job in claimed)
 
     def _maintain(self, drainer: Actor) -> bool:
         """Recover and promote, each until it changes nothing; whether a recovery did.

@@ -28,6 +28,7 @@ class Runner:
         held: Whether claims end inside their transaction.
         tied: Whether claims end with their connection: a worker whose connection breaks while it
             has some begins a new life, under another name.
+        passes: How often in a row claims may pass a ready job by.
         anew: Whether worker processes begin their lives anew in each run, which is slow.
         known: What came of programs in turn, plainly, before: other runners know it too.
     """
@@ -39,6 +40,7 @@ class Runner:
         split: bool = True,
         held: bool = False,
         tied: bool = False,
+        passes: int = 0,
         anew: bool = False,
         conditions: Conditions = PLAIN,
         known: dict[Program, History] | None = None,
@@ -55,6 +57,7 @@ class Runner:
             tied=tied,
             one_each=queue.jobs_per_worker is not None,
             held=held,
+            passes=passes,
             beats_idle="heartbeat" in queue.offers and "job" not in queue.takes("heartbeat"),
             retryable=(queue.retry_on - FAULT_STATES) | stricter,
             conditions=conditions,

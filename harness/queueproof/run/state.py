@@ -32,6 +32,7 @@ class Terms:
         tied: Whether claims end with their connection.
         one_each: Whether a worker has one job at a time.
         held: Whether claims end inside their transaction.
+        passes: How often in a row claims may pass a ready job by.
         beats_idle: Whether workers send heartbeats that name no job.
         retryable: SQLSTATEs after which nothing has happened.
         conditions: What holds for every session.
@@ -41,6 +42,7 @@ class Terms:
     tied: bool
     one_each: bool
     held: bool
+    passes: int
     beats_idle: bool
     retryable: frozenset[str]
     conditions: Conditions
