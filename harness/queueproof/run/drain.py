@@ -36,6 +36,7 @@ class Drain:
         self._recovered = Counter[str]()  # how often each job
         self._empty_at_least = EMPTY + execution.state.terms.passes
         self._states: Mapping[str, State] | None = None  # as last seen
+        self._waited = False  # until a lease is over
 
     def run(self) -> None:
         """End what is open, then claim and complete until every job has come out."""
@@ -45,6 +46,7 @@ class Drain:
             if seconds:
                 self._execution.advance(drainer, seconds)
                 self._execution.pass_time()
+            self._waited = bool(seconds)
             if not self._sweep(drainer):
                 break
 
@@ -109,7 +111,8 @@ class Drain:
     def _enough(self) -> int:
         """After how many empty claims in a row there is nothing more to be had."""
         if self._states is not None and "queued" not in self._states.values():
-            return 1  # what a claim does to a running job shows
+            # What a claim does to a running job shows; a recovery may note first whom it misses.
+            return EMPTY if self._waited else 1
         claimed = {job for call in self._history.of_kind("claim") for job in call.ids}
         if self._states is None:
             return self._empty_at_least + len(claimed - done(self._history.calls))
