@@ -410,6 +410,18 @@ def test_a_claim_that_is_empty_now_and_then_is_told(lab_of: LabOf) -> None:
         calibrate(lab_of(reference("  LIMIT :limit\n", "  OFFSET 1000 LIMIT :limit\n")))
 
 
+def test_claims_that_look_at_a_part_in_turn_are_asked_so_often(lab_of: LabOf) -> None:
+    """What is passed by three times in a row is not starved, nor lost at the end of a run."""
+    lab = lab_of(SOMEWHERE.replace("% 6", "% 4"))
+    offer = calibrate(lab)
+    assert not offer.misses
+    assert offer.passes > 1
+    runner = Runner(lab, passes=offer.passes)
+    for program in (LOOKS, play("w1 claims", [JobSpec(delay=HOUR), JobSpec()])):
+        found = check(runner.run(program).history, declare(offer)).violations
+        assert not {"no-starvation", "no-lost-job"} & {one.guarantee for one in found}
+
+
 @pytest.mark.parametrize(
     ("recoveries", "raced"),
     [
