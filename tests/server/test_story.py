@@ -108,7 +108,7 @@ def test_the_recovery_that_took_a_job_back_is_shown(lab_of: LabOf) -> None:
 @pytest.mark.parametrize(
     ("changed", "told"),
     [
-        (("max_attempts = 3\n", "max_attempts = 90\n"), {"backoff": "89 waits measured"}),
+        (("max_attempts = 3\n", "max_attempts = 90\n"), {"backoff": "88 waits measured"}),
         (
             ("claim(worker, limit", "claim(worker", "LIMIT :limit", "LIMIT 1"),
             {"claim-limit": "not tested: a claim of several jobs (this claim has no limit"},
