@@ -246,7 +246,7 @@ def test_jobs_that_are_alike_are_introduced_together() -> None:
 
 
 def test_a_story_in_which_time_passes_says_how_long_a_lease_is() -> None:
-    """Who reads that the clock moves on by 33 s asks why; where no time passes nobody does."""
+    """A reader of "the clock moves on by 33 s" asks why; where no time passes nobody does."""
     late = line(story(Turn("clock", (Passed(33.4),)), lease=30.0))
     assert "Before: job 1 was enqueued (max_attempts 3). A lease lasts 30 s." in late
     assert "lease lasts" not in line(story(Turn("w1", claim("job 1")), lease=30.0))
@@ -266,7 +266,7 @@ def test_waits_that_are_alike_are_told_once() -> None:
     waits = [
         RetryWait(1, 0.0, 5.0, worked=18.0),
         RetryWait(2, 9.6, 10.9),
-        *(RetryWait(n, 3388.0, 10163.0, worked=18.0 * (n % 2)) for n in range(3, 42)),
+        *(RetryWait(n, 3388.0, 10163.0, worked=18.0 * (n % 2)) for n in range(3, 42) if n != 5),
         RetryWait(42, 3.2e8, float("inf")),
     ]
     sent = ["BEGIN", "\n  UPDATE jobs\n    SET run_at = 'infinity'", "COMMIT"]
@@ -275,7 +275,9 @@ def test_waits_that_are_alike_are_told_once() -> None:
     assert [line.strip() for line in figures.splitlines()] == [
         "attempt 1 failed after 18 s of work; the job came back within 5 s",
         "attempt 2 failed; the job came back after 10 to 11 s",
-        "attempts 3 to 41 failed; each time the job came back after 3,388 to 10,163 s",
+        "attempts 3 to 4 failed; each time the job came back after 3,388 to 10,163 s",
+        "attempt 5 ended with its lease",
+        "attempts 6 to 41 failed; each time the job came back after 3,388 to 10,163 s",
         "attempt 42 failed; the job came back after more than 320,000,000 s",
         "",
         "Its fail:",

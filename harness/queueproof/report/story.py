@@ -377,7 +377,11 @@ def _waits(waits: RetryWaits) -> Iterator[Part]:
     yield Part("prose", f"Broken: {waits.broken}.")
     failed = "Before: job 1 was enqueued, and its worker failed it again and again."
     yield Part("prose", failed)
-    alike = (list(group) for _, group in itertools.groupby(waits.found, _duration))
+    # In a row as well: between two alike one may have ended otherwise.
+    numbered = itertools.groupby(
+        enumerate(waits.found), lambda one: (_duration(one[1]), one[1].attempt - one[0])
+    )
+    alike = ([wait for _, wait in group] for _, group in numbered)
     lines, known = [], 0
     for group in alike:
         lost = range(known + 1, group[0].attempt)
