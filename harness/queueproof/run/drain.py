@@ -112,7 +112,7 @@ class Drain:
         """After how many empty claims in a row there is nothing more to be had."""
         if self._states is not None and "queued" not in self._states.values():
             # What a claim does to a running job shows; a recovery may note first whom it misses.
-            return EMPTY if self._waited else 1
+            return self._empty_at_least if self._waited else 1
         claimed = {job for call in self._history.of_kind("claim") for job in call.ids}
         if self._states is None:
             return self._empty_at_least + len(claimed - done(self._history.calls))
