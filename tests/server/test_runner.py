@@ -411,7 +411,7 @@ def test_a_claim_that_is_empty_now_and_then_is_told(lab_of: LabOf) -> None:
 
 
 def test_claims_that_look_at_a_part_in_turn_are_asked_so_often(lab_of: LabOf) -> None:
-    """What is passed by three times in a row is not starved, nor lost at the end of a run."""
+    """A job that is passed by three times in a row is neither starved nor lost in the end."""
     lab = lab_of(SOMEWHERE.replace("% 6", "% 4"))
     offer = calibrate(lab)
     assert not offer.misses

@@ -166,7 +166,7 @@ class _Watching(Runner):
 
 
 def _passes(runner: Runner) -> int:
-    """How often in a row claims pass a ready job by that one of them gets."""
+    """The most claims in a row that pass by a ready job which a later one gets."""
     added: set[str] = set()
     missed = most = 0
     for call in runner.run(LOOKS).history.calls:

@@ -349,7 +349,7 @@ class _JobCheck:
         return Violation("stale-recovery", because, self.job, act.call.index, follows=follows)
 
     def _why_stranded(self, job: Job, seen: State | None, hindrance: Hindrance) -> str:
-        """What explains that a job does not come back."""
+        """The guarantee whose break explains that a job does not come back; empty for none."""
         if self.lives.observed and self.lives.outcome(self.job) is None:
             return "retry-given" if job.recovered else "no-lost-job" if self.lives.cleaned else ""
         # What keeps others from being claimed may keep a job, too, that its recovery put back.
