@@ -226,6 +226,9 @@ def test_what_the_drainer_repeats_is_told_once() -> None:
     assert steps(story(first, Turn("drainer", empty * 2))).endswith(f"2  drainer, twice: {again}")
     then = story(first, Turn("drainer", claim("job 2") + empty * 3))
     assert f"2  drainer: claim [a] => job 2; 3 times: {again}" in steps(then, 200)
+    midway = story(first, Turn("drainer", does("claim", 10) * 4 + claim("job 2")))
+    often = "4 times (claim, at most 10 => nothing); claim [a] => job 2"
+    assert steps(midway, 200).endswith(f"2  drainer: {often}")
     assert steps(story(first, Turn("drainer", empty))).endswith(f"2  drainer: {again}")
 
 

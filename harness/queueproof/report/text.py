@@ -453,7 +453,7 @@ class Passage:
 def passages(story: Story) -> Iterator[Passage]:
     """The moments of a story; those in a row that differ only in who acts are one passage."""
     moments = story.moments
-    kinds = [_kind(moment) for moment in moments]
+    kinds = [_kind(moment) for moment in moments[:-1]]  # the last moment is what breaks
     place = 0
     while place < len(moments):
         size, times = 1, 1
@@ -462,7 +462,7 @@ def passages(story: Story) -> Iterator[Passage]:
             names = [moment.actor for moment in moments[place : place + often * length : length]]
             if len({*names}) not in {1, often}:
                 continue  # in turns, and who does what would be lost
-            # What comes once more in part is told by itself; the last moment is what breaks.
+            # What comes once more in part is told by itself.
             if often >= OFTEN and often * length > size * times:
                 size, times = length, often
         if times == 1:
@@ -473,12 +473,12 @@ def passages(story: Story) -> Iterator[Passage]:
 
 
 def _repeats(kinds: Sequence[object], place: int, length: int) -> int:
-    """How often some moments come in a row, the last one of a story aside."""
+    """How often what stands at a place comes in a row."""
     pattern = kinds[place : place + length]
     if None in pattern:
         return 1
     times = 1
-    while (end := place + (times + 1) * length) < len(kinds):
+    while (end := place + (times + 1) * length) <= len(kinds):
         if kinds[end - length : end] != pattern:
             break
         times += 1
@@ -592,18 +592,21 @@ def _operations(facts: Sequence[Fact]) -> Iterator[Sequence[Fact]]:
 
 
 def _folded(told: Sequence[str]) -> tuple[str, str]:
-    """Operations as one line: how often it all was done, and what; an end that repeats once."""
-    for size in range(1, len(told) // 2 + 1):
-        last, times = told[-size:], 1
-        while told[-size * (times + 1) : -size * times] == last:
-            times += 1
+    """Operations as one line: how often it all was done, and what; what repeats is told once."""
+    place, pieces = 0, []
+    while place < len(told):
+        found = ((_repeats(told, place, size), size) for size in range(1, len(told) - place + 1))
+        times, size = max(found, key=lambda one: (one[0] > 1) * one[0] * one[1])
+        what, often = told[place], "twice" if times == 2 else f"{times} times"  # noqa: PLR2004 - has a word
         if times > 1:
-            often = "twice" if times == 2 else f"{times} times"  # noqa: PLR2004 - has a word
-            what = "; ".join(last)
-            if len(told) == size * times:
+            what = "; ".join(told[place : place + size])
+            if times * size == len(told):
                 return f", {often}", what
-            return "", "; ".join([*told[: -size * times], f"{often}: {what}"])
-    return "", "; ".join(told)
+            last = place + times * size == len(told)
+            what = f"{often}: {what}" if last else f"{often} ({what})"
+        pieces.append(what)
+        place += times * size if times > 1 else 1
+    return "", "; ".join(pieces)
 
 
 def _joined(facts: Iterable[Fact]) -> str:
