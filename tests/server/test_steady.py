@@ -456,6 +456,15 @@ def test_what_hides_behind_a_crowd_is_seen(lab_of: LabOf, guarantee: str, told: 
     assert probe.replay(sound, offered(sound), seen.data) is None
 
 
+def test_whole_seconds_leave_no_plan_untried(lab_of: LabOf) -> None:
+    """A job that is due at the next full second is free in each cell of the grid, not by luck."""
+    later = "date_trunc('second', now() + :delay) + interval '1 second'"
+    labs = map(lab_of, (SKIP_LOCKED, reference("now() + :delay", later)))
+    at_once, rounded = (PROBES["claim-limit"].watch(lab, offered(lab), 0, untold) for lab in labs)
+    tried = "claims while more jobs were free than a claim may take"
+    assert rounded.evidence[tried] == at_once.evidence[tried] > 0
+
+
 def test_behind_whom_a_job_was_claimed_is_counted(lab_of: LabOf) -> None:
     """Each backlog that the queue can have counts once; one that it cannot have, not at all.
 

@@ -25,6 +25,7 @@ from queueproof.queues.sqltext import first_keyword
 from queueproof.run.lab import Lab
 from queueproof.run.session import Session, drive
 from queueproof.schedule.conditions import PLANNERS
+from queueproof.schedule.moments import ROUNDED_UP
 
 LIMITS = (1, 3)  # one job, and several: LIMIT 1 may hide that a sub-select runs again
 CLAIMS = ("claim", "complete_and_claim")  # operations that have a limit
@@ -198,6 +199,7 @@ def _fill(lab: Lab, offer: Offer, filling: TableState) -> None:
 
 def _enqueue(lab: Lab, count: int, **facts: object) -> None:
     enqueue(lab, count, **facts)
+    lab.advance(ROUNDED_UP)  # what keeps times in whole seconds, or minutes, has them due now
     lab.promote(count)
 
 

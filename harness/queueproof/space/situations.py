@@ -749,6 +749,13 @@ def _long_ago(program: Program) -> Program:
     return program._replace(stages=(*in_turn(script("clock", advance(_OLD))), *program.stages))
 
 
+def _put_off(program: Program) -> Program:
+    """Its jobs had to wait, and a younger one that had not comes before anybody claims."""
+    jobs = tuple(job._replace(delay=HOUR) for job in program.jobs)
+    waits = in_turn(script("clock", advance(DAY)), NEW) if jobs else ()
+    return program._replace(jobs=jobs, stages=(*waits, *program.stages))
+
+
 def _joined(program: Program) -> Program:
     """Another job like it comes, and is claimed, too, where two that wait would be one."""
     claims = (
@@ -792,6 +799,7 @@ def skins(pieces: Pieces) -> list[list[Skin]]:
         (pieces.offer.keyed and not pieces.offer.held, [_joined]),
         (True, [_long_ago]),
         ("delay" in takes, [_looked_before]),
+        ("delay" in takes, [_put_off]),
         (True, [_with_another]),
     ]
     return [forms for offered, forms in known if offered]
