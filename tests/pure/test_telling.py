@@ -229,6 +229,10 @@ def test_what_the_drainer_repeats_is_told_once() -> None:
     midway = story(first, Turn("drainer", does("claim", 10) * 4 + claim("job 2")))
     often = "4 times (claim, at most 10 => nothing); claim [a] => job 2"
     assert steps(midway, 200).endswith(f"2  drainer: {often}")
+    sweep = does("recover") + does("claim", 10) * 4
+    often = "recover => nothing; 4 times: claim, at most 10 => nothing"
+    told = steps(story(first, Turn("drainer", sweep * 2)), 200)
+    assert told.endswith(f"2  drainer, twice: {often}")
     assert steps(story(first, Turn("drainer", empty))).endswith(f"2  drainer: {again}")
 
 

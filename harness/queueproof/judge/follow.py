@@ -279,7 +279,18 @@ class _JobCheck:
         return None
 
     def _violate(self, breach: Violation, call: Call) -> None:
+        if not breach.follows and self._is_told_again(call):
+            breach = breach._replace(follows="claim-limit")
         self.findings.violations.append(breach._replace(job=self.job, call=call.index))
+
+    def _is_told_again(self, call: Call) -> bool:
+        """A claim up to a call has told one of its workers of a job that it had.
+
+        A claim that answers all that its worker has begins no attempt, and nobody can tell.
+        """
+        actors = {act.call.actor for act in self.life.acts if act.kind == "claim"}
+        again = (self.lives.told_again.get(actor, FOREVER) for actor in actors)
+        return any(moment <= call.invoked for moment in again)
 
     def _starved(self, act: Act, configs: list[_Config]) -> Violation | None:
         """A job was free during a whole sweep and not taken, beside jobs that cannot run."""

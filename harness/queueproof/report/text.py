@@ -599,7 +599,7 @@ def _folded(told: Sequence[str]) -> tuple[str, str]:
         times, size = max(found, key=lambda one: (one[0] > 1) * one[0] * one[1])
         what, often = told[place], "twice" if times == 2 else f"{times} times"  # noqa: PLR2004 - has a word
         if times > 1:
-            what = "; ".join(told[place : place + size])
+            what = _folded(told[place : place + size])[1]
             if times * size == len(told):
                 return f", {often}", what
             last = place + times * size == len(told)
