@@ -30,7 +30,9 @@ HOLD = 0.005  # seconds
 INTRODUCTION = """\
 **Use skip_locked. With many workers, claim at most 10 jobs at a time. Take lease_batch only if
 claims are your bottleneck.** The server and the workers shared {cores} cores. Below is
-[what each name means](#the-names).
+[what each name means](#the-names). lease_batch and lease_table complete a batch and claim the next
+one in one statement (`complete_and_claim`), the other strategies in two: in batches of 1, that may
+be most of the difference.
 """
 NAMED = """\
 ## The names
@@ -46,9 +48,6 @@ NAMED = """\
 - select_then_update: two statements, without a lock.
 - at_most_once: deletes a job when it is claimed, so that a crash loses it: here only as an upper
   bound.
-
-lease_batch and lease_table complete a batch and claim the next one in one statement
-(`complete_and_claim`). The other strategies send two statements.
 """
 WHY = {
     REFERENCE: (

@@ -1,7 +1,7 @@
 -- breaks: fencing
 -- `complete` checks only the id. A worker that wakes up after its lease finishes another worker's
--- attempt. PgQueuer, Oban, River and graphile-worker complete a job by its id alone. pg-boss#925
--- shows what can happen.
+-- attempt. PgQueuer, Oban, River and graphile-worker complete a job by its id alone
+-- (graphile-worker's fail also asks for the owner).
 
 -- /// queue
 -- extends = "../skip_locked.sql"

@@ -252,15 +252,27 @@ def test_a_crowd_has_the_values_of_the_queue() -> None:
 
 def test_a_worker_may_have_looked_before_there_was_a_job_that_may_run() -> None:
     """A client may remember that there was nothing, or when the next job is due."""
-    found = [
-        one for one in meetings("skip_locked.sql") if {job.delay for job in one.jobs} == {HOUR}
-    ]
+    found = [one for one in put_off() if one.stages[0][0][0] != "clock"]
     assert found
     for program in found:
         came = next(n for n, stage in enumerate(program.stages) if NEW in stage)
         looks, rest = program.stages[:came], program.stages[came:]
         claims = {who for stage in rest for who, dos in stage if "claim" in {do.kind for do in dos}}
         assert claims == {who for stage in looks for who, dos in stage if dos == (claim(),)}
+
+
+def test_a_job_that_had_to_wait_meets_a_younger_one_that_had_not() -> None:
+    """A due time that only some have may put the others first."""
+    found = [one for one in put_off() if one.stages[0][0][0] == "clock"]
+    assert found
+    assert {one.stages[1] for one in found} == {(NEW,)}
+    assert {one.reserve[0].delay for one in found} == {0.0}
+
+
+def put_off() -> list[Program]:
+    """The programs whose first jobs were enqueued with a delay."""
+    known = meetings("skip_locked.sql")
+    return [one for one in known if {job.delay for job in one.jobs} == {HOUR}]
 
 
 def test_a_crowd_is_data_of_a_token() -> None:

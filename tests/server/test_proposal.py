@@ -79,6 +79,7 @@ CREATE TABLE delayed_jobs (
   handler text NOT NULL, last_error text, run_at timestamptz, locked_at timestamptz,
   failed_at timestamptz, locked_by varchar, queue varchar
 );
+CREATE INDEX delayed_jobs_priority ON delayed_jobs (priority, run_at);
 """,
     "outbox": """
 CREATE SCHEMA app;
@@ -143,6 +144,7 @@ no state runs => WHERE status IS NULL AND who IS NULL AND tries < 3
 epochs => floor(extract(epoch FROM now() - :lease))::integer
 words of its own => GRABBED = running. Are they so? => num_tries) => 'ABORTED' END::runstate
 no status => TODO: nothing says that a job is done => DELETE FROM delayed_jobs
+  => - :priority, => ORDER BY priority, run_at NULLS FIRST, id
 outbox => UPDATE app.outbox_events => NEW = "queued" => processing = running
 without attempts => mean? paused => dead and error are taken for
   => no column counts => AS claimed_at

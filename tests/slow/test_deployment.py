@@ -80,7 +80,7 @@ def test_the_story_of_a_deployment_is_told_again(server: Server, command: Comman
     """Its token finds the way round in which it was told, and replays with both files."""
     path = NEW["live_lease_moved_heartbeat"]
     ran = command("replay", REFERENCE, broken_by(path.stem, server).replay, "--with", path)
-    assert (ran.code, "It happened again: live-lease is broken." in ran.out) == (1, True)
+    assert (ran.code, "It happens again: live-lease is broken." in ran.out) == (1, True)
 
 
 def card(*verdicts: Verdict) -> Card:

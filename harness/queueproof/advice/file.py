@@ -154,6 +154,8 @@ class Proposal:
             return ":payload::text"
         if role == "payload" and family == "bytea":
             return "convert_to(:payload::text, 'UTF8')"
+        if role == "priority" and self._jobs.least_first:
+            return "- :priority"  # the greatest is the most urgent, as the header's `order` has it
         return f":{parameter}"
 
     def _filler(self, column: Column, seen: frozenset[int]) -> str:
@@ -259,6 +261,7 @@ _TOKENS = {"attempt": {"attempts", "left"}, "claimed_at": {"until", "beat", "sin
 _VAGUE = (
     "worker|owner|runner|processor|consumer|instance_id|data|body|message|input|handler|error|topic"
     "|channel|expires_at|vt|started_at|scheduled_at|processed_at|failures|.*retr.*|eta"
+    "|(failure|error|err)s?_count"
 )
 _NUMBERS = {"numeric", "float4", "float8", "money", "oid"}
 

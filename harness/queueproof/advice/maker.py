@@ -173,13 +173,22 @@ class Jobs:
         over = "" if self.clock == "until" else f" - {length}"
         return Clause(self.lease, self.now(self.lease, over), "<")
 
+    @property
+    def least_first(self) -> bool:
+        """True where the table's own index has small priorities ahead, and then what came first."""
+        then = (self[role].sql for role in ("due", "created") if self[role])
+        ahead = [f"{self['priority'].sql}, {one}" for one in (*then, self.key.sql)]
+        ends = [f"{one}{end}" for one in ahead for end in ",)"]
+        return any(end in index for index in self.table.indexes for end in ends)
+
     def order(self, *, urgent: bool = True) -> list[str]:
         """The order in which jobs are claimed.
 
         Args:
             urgent: Whether the more urgent go first.
         """
-        order = [f"{self['priority']} DESC"] if urgent and self["priority"] else []
+        greatest = "" if self.least_first else " DESC"
+        order = [f"{self['priority']}{greatest}"] if urgent and self["priority"] else []
         if due := self["due"]:
             order.append(f"{due}{' NULLS FIRST' * due.nullable}")
         elif self["created"] and self.key.family != "int":

@@ -117,7 +117,7 @@ def _possible(report: BenchReport) -> TitledTable:
         f"Share of the upper bound, {numbers.workers(shares[0][0].shape.workers if shares else 0)}",
         [(entry, numbers.with_spread(share)) for entry, share in shares],
         f"The upper bound is {limit} = 1. It deletes a job when it is claimed, and so loses it if"
-        " the worker dies. No queue that survives a crash does more.",
+        " the worker dies. A queue that keeps its jobs through a crash has to write more.",
     )
 
 

@@ -96,7 +96,7 @@ _EXAMPLES = {
     "init": ("jobs.sql", "jobs.sql --from-schema schema.sql", "worker.mjs"),
     "check": (
         "jobs.sql --profile quick",
-        "jobs.sql --only single-claim,fencing --html card.html",
+        "jobs.sql --only single-claim,fencing --html report.html",
         '"exec: node worker.mjs" --postgres container:postgres:18',
     ),
     "replay": ("jobs.sql fencing", "jobs.sql fencing.2 --export fencing.spec"),
@@ -179,6 +179,9 @@ def run(arguments: Sequence[str]) -> int:
         return done.exit_code
     except UsageError as error:
         message = error.message.replace("Value error, ", "")  # pydantic's, under typer
+        like = vars(error).get("possibilities") or []  # of an unknown option
+        while "--trust" in like:  # which is dangerous: nobody shall try it for a misspelt one
+            like.remove("--trust")
         error.message = _unquoted(arguments) or message
         error.show()
         return Exit.UNUSABLE

@@ -55,9 +55,15 @@ def check(
     Usually enough: `queueproof check jobs.sql --profile quick`. Before you merge, run it without
     `--profile`.
 
-    Exit code 0: every guarantee holds, or is accepted (broken, but listed as known: `queueproof
-    accept`). 1: a guarantee is broken. 2: none is broken, but one is inconclusive (too little was
-    seen to decide). 4: the queue, the server or an option cannot be used.
+    Exit codes:
+
+    - 0: every guarantee holds, or its break is known (`queueproof accept`)
+
+    - 1: a guarantee is broken
+
+    - 2: none is broken, but one is inconclusive: too little was seen to decide
+
+    - 4: the queue, the server or an option cannot be used
     """
     options = {name: value for name, value in locals().items() if name != "queues"}
     of_project = project()

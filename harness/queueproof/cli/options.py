@@ -17,7 +17,8 @@ QueueName: TypeAlias = Annotated[str, typer.Argument(metavar="QUEUE", help=QUEUE
 QueueFile: TypeAlias = Annotated[
     str, typer.Argument(metavar="FILE", help="A queue file (jobs.sql).")
 ]
-ASKED, HOW, SERVER, REPORTS = "What is judged", "How", "Server", "Reports"  # groups of options
+# Groups of options.
+ASKED, HOW, SERVER, REPORTS = "What is judged", "How thoroughly", "Server", "Reports"
 
 
 class ProfileName(StrEnum):
@@ -59,9 +60,8 @@ _WITH = (
 )
 With: TypeAlias = Annotated[str | None, _option(ASKED, _WITH, "--with", metavar="FILE")]
 _PROFILE = (
-    "How thoroughly to check, and how long it takes for an SQL file on two idle cores. quick: 10 to"
-    " 20 s. default: 30 to 120 s. deep: many minutes. Broken queues and worker programs take"
-    " longer."
+    "How thorough. For an SQL file, on two idle cores, quick takes 10 to 20 s, default 30 to 120 s,"
+    " deep many minutes. Broken queues and worker programs take longer."
 )
 Profile: TypeAlias = Annotated[ProfileName, _option(HOW, _PROFILE)]
 ProfileOrProjects: TypeAlias = Annotated[

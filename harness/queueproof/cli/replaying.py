@@ -95,9 +95,9 @@ def _replayed(target: Queue, token: str, where: opt.Where, export: Path | None) 
         out.say(f"It does not happen any more{anywhere}.{nothing}")
         out.say(f"{'Check everything:':<22}{shlex.join(again)}")
         return Exit.HOLDS
-    print_story(out, to_text(replayed.told, out.width if out.is_terminal else WIDTH))
+    out.say(f"It happens again: {guarantee} is broken.")
     out.say()
-    out.say(f"It happened again: {guarantee} is broken.")
+    print_story(out, to_text(replayed.told, out.width if out.is_terminal else WIDTH))
     if replayed.accepted:
         out.say(f"It is accepted, because the queue declares it as known: {replayed.accepted}")
     else:

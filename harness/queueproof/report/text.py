@@ -286,6 +286,11 @@ def remarks(story: Story) -> Iterator[str]:
             f"At {story.conditions.isolation.upper()} every statement of a transaction sees what"
             " its first one saw, and nothing that others have committed since."
         )
+    if story.guarantee == "order" and "of priority" in story.broken:
+        yield (
+            "The greatest priority goes first. If small numbers go first in your queue, write"
+            " `- :priority` in enqueue."
+        )
     undone = _undone(story) if CATALOGUE[story.guarantee].undone else None
     if undone is not None and undone.operation == "fail" and undone.by_itself:
         yield (
