@@ -30,7 +30,7 @@ class Profile:
 
 
 PROFILES: Mapping[str, Profile] = {
-    "quick": Profile(40, 400, 220, 220, schedules=6, kills=1, level=0),
+    "quick": Profile(40, 420, 220, 220, schedules=6, kills=1, level=0),
     "default": Profile(300, 800, 400, 400, schedules=8, kills=4, level=1),
     "deep": Profile(4_000, 10_000, 5_000, 5_000, schedules=60, kills=60, level=2),
 }

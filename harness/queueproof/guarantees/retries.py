@@ -7,15 +7,13 @@ from collections.abc import Iterator
 from queueproof.guarantees.guarantee import Guarantee, finishing, followed
 from queueproof.judge.checker import declare
 from queueproof.queues.offer import Offer
-from queueproof.schedule.moments import DAY, past
+from queueproof.schedule.moments import past
 from queueproof.schedule.programs import (
-    OBSERVE,
     Do,
     JobSpec,
     Program,
     advance,
     claim,
-    crash,
     in_turn,
     script,
 )
@@ -64,7 +62,6 @@ def _no_lost_job(pieces: Pieces) -> Iterator[Program]:
         for ender in (do for do in pieces.enders() if do.kind != "heartbeat"):
             twin = in_turn(script("w1", claim()), NEW, script("w1", ender))
             yield Program((SAME,), twin, reserve=(SAME,))
-    yield from _kept(pieces)
 
 
 def _arrivals(pieces: Pieces) -> Iterator[Program]:
@@ -80,18 +77,6 @@ def _arrivals(pieces: Pieces) -> Iterator[Program]:
         due, looks = JobSpec(delay=DELAY), advance(past(DELAY))
         for actor, dos in pieces.reaper() or (script("w1", claim()),):
             yield Program((), ((NEW, script(actor, looks, *dos)),), reserve=(due,))
-
-
-def _kept(pieces: Pieces) -> Iterator[Program]:
-    """Cleanups that come too early for a job, as two looks at the list show."""
-    if "jobs" not in pieces.offers or "age" not in pieces.offer.queue.takes("cleanup"):
-        return
-    early = in_turn(script("janitor", OBSERVE, Do("cleanup", seconds=DAY), OBSERVE))
-    late, take = in_turn(script("clock", advance(DAY))), in_turn(script("w1", claim()))
-    for job in (ONE, (JobSpec(bound=1),)) if 1 in pieces.bounds() else (ONE,):
-        yield Program(job, (*in_turn(script("w1", claim(), crash())), *late, *early))
-        for ender in (do for do in pieces.enders() if do.kind != "heartbeat"):
-            yield Program(job, (*late, *take, *in_turn(script("w1", ender)), *early))
 
 
 GUARANTEES = (

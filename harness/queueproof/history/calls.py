@@ -7,7 +7,7 @@ from dataclasses import FrozenInstanceError, dataclass, field
 from typing import Literal, NamedTuple, TypeAlias
 
 from queueproof.queues.model import State
-from queueproof.schedule.programs import FaultKind, OperationKind, PayloadKind
+from queueproof.schedule.programs import FaultKind, OperationKind, PayloadKind, worker_of
 
 Answer: TypeAlias = Literal["accepted", "rejected", "retry", "error", "unknown", "pending"]
 
@@ -112,6 +112,11 @@ class Call:
         if self.kind != "complete_many" or self.answer != "accepted":
             return self.answer
         return "accepted" if ref.job in self.ids else "rejected"
+
+    @property
+    def worker(self) -> str:
+        """The worker whose operation it is: its heartbeats may have a connection of their own."""
+        return worker_of(self.actor)
 
     @property
     def accepted(self) -> set[str]:

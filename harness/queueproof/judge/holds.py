@@ -54,7 +54,7 @@ class Holds(Watcher):
 
     def named(self, call: Call) -> list[Ref]:
         """The claims that an operation is about: of a worker's heartbeat all that it holds."""
-        return list(call.refs) if call.refs or not self._by_worker else self.by(call.actor)
+        return list(call.refs) if call.refs or not self._by_worker else self.by(call.worker)
 
     def see(self, call: Call) -> None:
         """From its invocation on a call may end what somebody holds."""

@@ -256,7 +256,7 @@ class Lives(Watcher):
     def _acts(self, call: Call) -> Iterator[tuple[str, Act]]:
         if self._signs and call.kind in _SIGNS:
             named = {*call.ids, *(ref.job for ref in call.refs)}
-            for job in self._holds[call.actor].keys() - named:
+            for job in self._holds[call.worker].keys() - named:
                 yield job, Act(call, "sign")
         match call.kind:
             case "enqueue" | "recover":
@@ -285,7 +285,7 @@ class Lives(Watcher):
             case "heartbeat":
                 for ref in call.refs:
                     yield ref.job, Act(call, "heartbeat", call.answer, self.claims[ref.call])
-                for job in self._holds[call.actor].keys() - {ref.job for ref in call.refs}:
+                for job in self._holds[call.worker].keys() - {ref.job for ref in call.refs}:
                     yield job, Act(call, "heartbeat", call.answer, named=False)
             case "crash":
                 for job in tuple(self._holds[call.actor]):

@@ -11,7 +11,7 @@ from queueproof.judge.lives import UNHINDERED, Lives, Watcher, over
 from queueproof.judge.spec import FOREVER, SHORT, Declared
 from queueproof.judge.violations import CheckResult, Violation
 from queueproof.schedule.moments import PRECISION, ROUNDED_UP
-from queueproof.schedule.programs import FAULTS
+from queueproof.schedule.programs import FAULTS, worker_of
 
 DEADLOCK = "40P01"  # PostgreSQL's deadlock_detected
 TWICE = 2  # a claim that comes back empty once may have done maintenance
@@ -381,7 +381,7 @@ def check_waits(history: History, declared: Declared, findings: CheckResult) -> 
             blocker = None if wait.call is None else history.calls[wait.call]
             if wait.stale:
                 continue  # an old snapshot waits, or makes wait, even with SKIP LOCKED
-            if wait.blocker == call.actor or allowed.may_wait(call, blocker):
+            if worker_of(wait.blocker) == call.worker or allowed.may_wait(call, blocker):
                 continue
             what = "holds a job" if blocker is None else f"is in the middle of {_noun(blocker)}"
             findings.violations.append(

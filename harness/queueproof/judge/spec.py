@@ -454,7 +454,7 @@ def _accepted_after_its_end(
     rules: Declared, job: Job, act: Act, verb: str
 ) -> list[Job] | Violation:
     """An operation was accepted although its claim had ended (rules 5 and 6)."""
-    who = act.call.actor
+    who = act.call.worker
     if act.kind == "heartbeat" and rules.worker_heartbeat:
         # Sent for an older claim, it may extend what the worker holds now.
         mine = job.phase == Phase.RUNNING and job.holder is not None and job.holder.actor == who
@@ -544,7 +544,7 @@ def _extended(rules: Declared, job: Job, act: Act) -> list[Job]:
 
 def _sign(rules: Declared, job: Job, call: Call) -> Job:
     """Another operation of the holder: it may have extended the lease of all that it holds."""
-    mine = job.holder is not None and job.holder.actor == call.actor
+    mine = job.holder is not None and job.holder.actor == call.worker
     if not mine or job.phase != Phase.RUNNING or rules.lease is None:
         return job
     return job._replace(stale_after=max(job.stale_after, call.ended + rules.lease))
@@ -555,7 +555,7 @@ def _heartbeat(rules: Declared, job: Job, act: Act) -> list[Job] | Violation:
     # claim may have put the job back before, and have answered nothing (rules 14 and 28).
     lapsed = rules.worker_heartbeat and act.call.ended >= job.fresh_until
     if not act.named:
-        if job.holder is None or job.holder.actor != act.call.actor or job.phase != Phase.RUNNING:
+        if job.holder is None or job.holder.actor != act.call.worker or job.phase != Phase.RUNNING:
             return [job]
         # One that names no job is for all that its worker had when it was sent (rule 3).
         meant = rules.worker_heartbeat and not act.call.overlaps(job.holder)

@@ -16,7 +16,7 @@ from queueproof.run.session import Session
 from queueproof.schedule.actors import DRAINER, identity
 from queueproof.schedule.conditions import Conditions
 from queueproof.schedule.moments import MARGIN
-from queueproof.schedule.programs import FAULTS, HEARTBEATS, MAINTENANCE, Do, Program
+from queueproof.schedule.programs import FAULTS, MAINTENANCE, Do, Program, worker_of
 
 _APART = frozenset({"sql", "stops", "goes on", "done", "commit"})
 """Events between a statement and its answer while nobody else acts, and nobody is awaited."""
@@ -81,7 +81,7 @@ class RunState:
     def actor(self, name: str) -> Actor:
         """Who acts under a name, from now on at the latest."""
         if name not in self.actors:
-            worker = name.removesuffix(HEARTBEATS)
+            worker = worker_of(name)
             actor = Actor(name, identity(worker), beside=worker != name)
             if actor.beside:
                 own = self.actor(worker)

@@ -292,6 +292,13 @@ PROMOTE = Do("promote")
 START = Do("start")
 REWRITE = Do("rewrite")
 HEARTBEATS = ", heartbeats"  # behind a worker's name: what it does on a connection of its own
+
+
+def worker_of(actor: str) -> str:
+    """The worker that acts, be it on its second connection."""
+    return actor.removesuffix(HEARTBEATS)
+
+
 MAINTENANCE: frozenset[DoKind] = frozenset({"recover", "promote", "cleanup"})
 """What one process at a time runs, where there is a leader."""
 COMPLETE_ALL = Do("complete_many")

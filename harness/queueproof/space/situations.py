@@ -27,6 +27,7 @@ from queueproof.schedule.programs import (
     FAULTS,
     HEARTBEATS,
     MAINTENANCE,
+    OBSERVE,
     PROMOTE,
     RECOVER,
     START,
@@ -304,7 +305,7 @@ class Space:
         """How a worker may act on what it has got by one of its claims."""
         together = self.batch > 1
         for do in self.pieces.enders(nth):
-            if not together or (do.kind == "heartbeat" and self.pieces.by_worker):
+            if not together or do.kind == "heartbeat":
                 yield do
         if self.pieces.joins:
             yield Do("complete_and_claim", batch=nth)
@@ -319,11 +320,14 @@ class Space:
         return Call(index, kind, who, 2 * index, began, 2 * index + 1, began, bound=bound)
 
     def _born(self, at: Situation) -> Mapping[str, Any]:
-        if at.job.phase != Phase.ABSENT:
+        """A job comes; one that has ended may run once more where another is like it (rule 34)."""
+        revives = self.pieces.offer.keyed and at.job.phase in FINISHED
+        if at.job.phase != Phase.ABSENT and not revives:
             return {}
-        call = self._call(at, "enqueue", NEW[0])
-        job = _only(step(self.rules, at.job, Act(call, "enqueue")))
-        return {"job": job, "lined": "promote" not in self.pieces.offers}
+        outcome = step(self.rules, at.job, Act(self._call(at, "enqueue", NEW[0]), "enqueue"))
+        assert not isinstance(outcome, Violation)
+        job = outcome[-1]._replace(bound=at.job.bound, claims=0) if revives else outcome[0]
+        return {"job": job, "lined": "promote" not in self.pieces.offers, "cleaned": False}
 
     def _claims(self, at: Situation, who: str) -> Mapping[str, Any]:
         call = self._call(at, "claim", who)
@@ -388,6 +392,20 @@ class Space:
                     what = (self._role(at, deed), deed.do.kind, n)
                     kind = (self.batch, *self._stands(at), *what)
                     yield Known(what, kind, make, self._length(at))
+                if deed.do.kind == "cleanup" and self.batch == 1:
+                    yield from self._watched(at)
+
+    def _watched(self, at: Situation) -> Iterator[Known]:
+        """A cleanup of what has ended by now, or a day ago, between two looks at what is there."""
+        queue = self.pieces.offer.queue
+        for age in (0.0, DAY) if "jobs" in queue.offers and "age" in queue.takes("cleanup") else ():
+            looks = script("janitor", OBSERVE, Do("cleanup", seconds=age), OBSERVE)
+            what = "cleanup", age, at.job.phase, NEW in at.way
+            yield Known(what, (self.batch, *what), partial(self._aged, at, looks), self._length(at))
+
+    def _aged(self, at: Situation, does: Script) -> Program:
+        """A program whose jobs are older than what a cleanup keeps, whenever they ended."""
+        return _long_ago(self._program(at, (does,), ()))
 
     def meetings(self) -> Iterator[Known]:
         """Every act in every situation, while the job's life goes on."""
@@ -438,17 +456,23 @@ class Space:
                     yield Known(what, kind, make, self._length(at), aside, steps)
 
     def _alike(self, at: Situation, deed: Deed) -> Iterator[Deed]:
-        """Acts that the same worker may do in the place of one, up to that: two are met once."""
-        workers = deed.actor.startswith("w") and deed.do.kind not in _SPAN
-        for two in self._acts(at) if workers else ():
-            if two.actor == deed.actor and two.after.key != at.key and two.do.kind not in _SPAN:
+        """What another worker may do to a job of its own that has come the same way.
+
+        Of acts that the same worker may do, those up to the act itself: two are met once.
+        """
+        if deed.do.kind in _SPAN or deed.actor == NEW[0]:
+            return
+        for two in self._acts(at):
+            works = two.actor.startswith("w") and two.do.kind not in _SPAN
+            same = two.actor == deed.actor or deed.do.kind in MAINTENANCE
+            if works and same and two.after.key != at.key:
                 yield two
             if two is deed:
                 break
 
     def _in_pairs(self, at: Situation, deed: Deed, two: Deed, look: tuple[Stage, ...]) -> Program:
         """An act while another worker acts on its own job, which has come the same way."""
-        other = (_the_other(deed.actor), (whole(two.do),))
+        other = (_the_other(two.actor), (whole(two.do),))
         program = self._program(at, (deed.script, other), look)
         stages = [
             again
@@ -614,7 +638,7 @@ class Space:
         lost = lost[: limit - 1] if limit else lost
         beside = cap - 1 - len(lost)
         others = [script(f"w{20 + n}", claim()) for n in range(beside)] if cap <= MOST_HELD else []
-        jobs = () if at.job.phase == Phase.ABSENT or NEW in at.way else self._jobs
+        jobs = () if at.job.phase == Phase.ABSENT or at.way[:1] == (NEW,) else self._jobs
         jobs += self._jobs[:1] * (self.batch * len(before) + len(others) + (cap > 1))
         jobs = (*(JobSpec(bound=n) for n in lost for _ in range(self.batch)), *jobs)
         crashed = [script(f"w{40 + n}", claim(self.batch), crash()) for n in range(len(lost))]
@@ -622,9 +646,9 @@ class Space:
         aligned = script("clock", whole(ALIGN)) if at.over else ALIGNED
         way = in_turn(SETTLE, *self._ahead, *before, *crashed, *at.way, *others, *[aligned] * exact)
         program = Program(jobs, (*way, stage, *look), self._jobs[:1] * RESERVE)
-        return _like_the_other(program) if jobs and self._joins(stage) else program
+        return _like_the_other(program) if jobs and self._joins((*at.way, *stage)) else program
 
-    def _joins(self, stage: Stage) -> bool:
+    def _joins(self, stage: Iterable[Script]) -> bool:
         """True where somebody enqueues a job that may be taken for another."""
         return self.pieces.offer.keyed and any(who == NEW[0] for who, _ in stage)
 
