@@ -713,6 +713,31 @@ def test_a_job_lives_and_counts_by_its_heartbeats(case: Case) -> None:
     assert [v.guarantee for v in found if v.guarantee == "concurrency-limit"] == case.breaks
 
 
+@pytest.mark.parametrize(
+    "beats",
+    [
+        pytest.param("enqueue 1 2; w1 claims 1 2 limit=2; +20; w1 beats 1", id="of another job"),
+        pytest.param("enqueue 1 2; w1 claims 1 2 limit=2; +20; w1 beats 1 -> rejected", id="late"),
+        pytest.param(
+            "enqueue 2 bound=3; w1 claims 2; w1 fails 2; w1 claims 2; +20; w1 beats 2 -> rejected",
+            id="of an earlier claim",
+        ),
+    ],
+)
+@pytest.mark.parametrize("connection", ["w1", "w1, heartbeats"])
+def test_a_heartbeat_may_extend_all_that_its_worker_has(beats: str, connection: str) -> None:
+    """Rule 3: be it refused, and on a connection of its own; one lease later it is over."""
+    for later, expected in ((20, []), (42, ["stale-recovery"])):
+        history = Told(f"{beats}; w1 crashes; +{later}; sweep; w2 runs 2").history
+        (beat,) = history.of_kind("heartbeat")
+        ((_, job),) = beat.refs
+        first = next(one for one in history.of_kind("claim") if job in one.ids)
+        own = replace(beat, actor=connection, refs=(Ref(first.index, job),))
+        history.calls[beat.index] = own
+        found = [one.guarantee for one in check(history, declared()).violations if one.job == "2"]
+        assert found == expected
+
+
 REFUSED = "error: 23505: duplicate key value violates unique constraint"
 
 

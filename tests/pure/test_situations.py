@@ -18,7 +18,7 @@ from queueproof.space.constants import Constants, constants_in
 from queueproof.space.crowds import numbered
 from queueproof.space.pieces import NEW, Pieces
 from queueproof.space.situations import BATCH, OFTEN, Known, Space, ordered, spaces
-from queueproof.space.suites import MEETINGS, Suite
+from queueproof.space.suites import ALONE, MEETINGS, Suite
 from tests.fix_places import SKIP_LOCKED, STRATEGIES, reference
 
 FIRST, ALL = 200, 400
@@ -314,6 +314,33 @@ def test_a_last_fail_is_another_act_than_one_before() -> None:
     for ends in (Phase.QUEUED, Phase.FAILED):
         assert ("fail", ends, "slow", "recover", 2) in known
         assert ("fail", "in pairs", "complete", frozenset((ends, Phase.COMPLETED))) in known
+
+
+def test_a_recovery_has_two_jobs_and_the_holder_of_one_acts() -> None:
+    """It decides on one job while another worker keeps, or ends, its own."""
+    first = Suite(offered("skip_locked.sql"))._every(MEETINGS)[:FIRST]
+    beside = {what[2] for one in first if (what := one.what)[:2] == ("recover", "in pairs")}
+    assert beside == {"complete", "complete_many", "fail", "heartbeat"}
+
+
+def test_a_batch_is_completed_while_its_worker_beats() -> None:
+    """The heartbeats come from a thread of their own, and may lock all that the worker holds."""
+    found = (races(one) for one in meetings("skip_locked.sql"))
+    assert [("w1", ["complete_many"]), (f"w1{HEARTBEATS}", ["heartbeat"])] in found
+
+
+@pytest.mark.parametrize("keyed", [True, False])
+def test_a_cleanup_is_watched_wherever_a_job_stands(*, keyed: bool) -> None:
+    """One that has ended and was enqueued again is one more place, where that may be."""
+    offer = replace(offered("skip_locked.sql"), keyed=keyed)
+    watched = {
+        what[1:]
+        for one in Suite(offer)._every(ALONE)[:FIRST]
+        if (what := one.what)[:1] == ("cleanup",)
+    }
+    phases = {Phase.QUEUED, Phase.RUNNING, Phase.COMPLETED, Phase.FAILED}
+    assert {phase for _, phase, again in watched if not again} == phases
+    assert (0.0, Phase.QUEUED, True) in watched if keyed else not any(a for *_, a in watched)
 
 
 def test_a_lease_that_is_over_and_a_job_given_back_are_two_ways_to_be_late() -> None:

@@ -238,7 +238,9 @@ def step(rules: Declared, job: Job, act: Act) -> list[Job] | Violation:
             if unknown:
                 return _perhaps(job, _heartbeat(rules, job, act))
             if act.answer == "rejected":
-                return _reject(rules, job, act) if act.named else [job]
+                if act.named and _is_holder(job, act):
+                    return _reject(rules, job, act)
+                return [_sign(rules, job, act.call)]  # refused, it may extend the others (rule 3)
             return _heartbeat(rules, job, act)
         case "recover":
             if unknown:
