@@ -33,7 +33,8 @@ def test_guarantees_and_options_are_spelt_as_they_are(capsys: pytest.CaptureFixt
     run(["check", "--help"])
     run(["replay", "--help"])
     told = capsys.readouterr().out
-    assert "For an SQL file, on two idle cores, quick takes 10 to 20 s" in re.sub(r"[\s│]+", " ", told)
+    words = re.sub(r"[\s│]+", " ", told)
+    assert "For an SQL file, on two idle cores, quick takes 10 to 20 s" in words
     known = set(re.findall(r"--[a-z-]+", told))
     lines = re.findall(r"queueproof (?:check|replay) .*", README)
     named = set(re.findall(r" (--[a-z-]+)", " ".join(lines)))
