@@ -63,7 +63,7 @@ def test_the_next_check_forgets_what_it_judged_anew() -> None:
     assert remember("q.sql", {})
     with pytest.raises(QueueproofError, match=r"known as order; none can be replayed$"):
         token_of("q.sql", "order")
-    with pytest.raises(QueueproofError, match=r"no check of other.sql is remembered here: check"):
+    with pytest.raises(QueueproofError, match=r"other.sql has not been checked here"):
         token_of("other.sql", "order")
 
 

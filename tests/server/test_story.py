@@ -135,7 +135,7 @@ def test_a_card_has_what_a_probe_did_not_ask(lab_of: LabOf) -> None:
     """The remark stands beside the verdict that it is about."""
     backoff = seen(lab_of(SKIP_LOCKED), "backoff", Probing("backoff", 0))
     assert backoff.verdict == "holds"
-    assert "later waits were not tried (max_attempts is 3), and may overflow" in backoff.reason
+    assert "2 waits measured; max_attempts = 3 allows no more" in backoff.reason
 
 
 def test_every_story_of_a_guarantee_stands_in_every_report(tmp_path: Path) -> None:

@@ -445,6 +445,7 @@ class _Search:
     _known: dict[tuple[str, Goal], Outcome] = field(default_factory=dict)
     _tries: Tries = field(init=False)
     _again: str = ""  # why it begins once more
+    _spoilt: dict[str, str] = field(default_factory=dict)  # by guarantee, why what mends it is none
     _so_far: str = ""  # how many guarantees are mended, and which
 
     def mended(self) -> Generator[Mended | None]:
@@ -463,11 +464,11 @@ class _Search:
                 yield self._mended(text, what, done, left, card)
                 return
             self._refused.add(text)
-            self._again = f"what was found breaks {', '.join(lost)}, so once more: "
+            told = ", ".join(lost)
+            self._again = f"what was found breaks {told}, so once more: "
+            self._spoilt |= dict.fromkeys(done, f"what mends it breaks {told} in a whole check")
             yield None
-        told = ", ".join(lost)
-        left |= dict.fromkeys(done, f"what mends it breaks {told} in a check by everything")
-        yield self._mended(self.original, (), (), left)
+        yield self._mended(self.original, (), (), left | self._spoilt)
 
     def _mended(
         self,
@@ -500,7 +501,7 @@ class _Search:
                 told = f"none of {counted(tries, 'candidates')} mends it"
                 if self._tries.instead:
                     told += f"; some break {', '.join(self._tries.instead)} instead"
-                left[name] = told if tries else "no safe form fits"
+                left[name] = self._spoilt.get(name) or (told if tries else "no safe form fits")
                 continue
             text, what = found.text, (*what, *found.what)
             done.append(name)

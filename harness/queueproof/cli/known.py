@@ -70,8 +70,8 @@ def token_of(queue: str, story: str) -> str:
     tokens: dict[str, str] | None = _kept(queue).get("stories")
     if tokens is None:
         raise QueueproofError(
-            f"no check of {queue} is remembered here: check it first, or name the story by its"
-            " token (`check --json`)"
+            f"{queue} has not been checked here: run `queueproof check {queue}` first, or give the"
+            " token that a report has (`check --json`)"
         )
     if found is None:
         again = "".join(f"\n  queueproof replay {shlex.quote(queue)} {name}" for name in tokens)
@@ -80,8 +80,8 @@ def token_of(queue: str, story: str) -> str:
     alone = found[1] if found[2] in {None, "1"} else story
     token = tokens.get(story) or tokens.get(alone) or tokens.get(f"{alone}.1")
     if token is None:
-        known = f"known are: {', '.join(tokens)}" if tokens else "none can be replayed"
-        raise QueueproofError(f"no break of {queue} is known as {story}; {known}")
+        known = f"what can be: {', '.join(tokens)}" if tokens else "nor can any other"
+        raise QueueproofError(f"{story} of {queue} cannot be replayed; {known}")
     return token
 
 

@@ -202,12 +202,14 @@ def _may_be_lost(offer: Offer) -> bool:
 
 
 def _unasked(offer: Offer, waits: RetryWaits) -> str:
-    """The cases that a reader might think were asked, and were not; empty where all were."""
+    """Why the cases that a reader might think of were not asked; empty where all were."""
     last = max((wait.attempt for wait in waits.found), default=0)
     if not last or last >= LATER[0]:
         return ""
-    why = f" (max_attempts is {offer.queue.max_attempts})" if offer.queue.max_attempts else ""
-    return f"later waits were not tried{why}, and may overflow"
+    bound = offer.queue.max_attempts
+    if bound and last + 1 >= bound:
+        return f"max_attempts = {bound} allows no more"
+    return "later waits were not tried, and may overflow"
 
 
 def _cases(queue: Queue) -> Iterator[Case]:
