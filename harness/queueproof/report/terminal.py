@@ -163,11 +163,9 @@ def print_breaks(out: Output, card: Card, replay: str, *, named: bool, mend: str
         out.say()
     for what, stories in (("Replay a break:", breaks), ("See what is accepted:", card.accepted)):
         again = {name: story.replay for name, (_, story) in stories.items() if story.replay}
-        others = (
-            f"  (or {', '.join(islice(again, 1, None))})" if again.keys() - breaks.keys() else ""
-        )
+        others = ", ".join(islice(again, 1, None)) if named and stories is card.accepted else ""
         for name, token in islice(again.items(), 1 if named else None):
-            more = others if named and len(again) > 1 else ""
+            more = f"  (or {others})" if others else ""
             out.say(f"{what:<22}{replay} {name if named else token}{more}")
     for judgement, _ in islice(breaks.values(), 1):
         fixed = all(TRIED in (one.remedy or "") for one, _ in breaks.values())
