@@ -53,10 +53,10 @@ def test_the_next_check_forgets_what_it_judged_anew() -> None:
     fixes = ["a", None, "c"]
     assert [fix_of("q.sql", name) for name in ("order", "fencing", "backoff")] == fixes
     assert [token_of("q.sql", name) for name in ("order", "backoff")] == ["A", "C"]
-    with pytest.raises(QueueproofError, match=r"known as fencing; known are: backoff, order$"):
+    with pytest.raises(QueueproofError, match=r"cannot be replayed; what can be: backoff, order$"):
         token_of("q.sql", "fencing")
     assert remember("q.sql", {"fencing": "B"})
-    with pytest.raises(QueueproofError, match=r"known as order; known are: fencing$"):
+    with pytest.raises(QueueproofError, match=r"cannot be replayed; what can be: fencing$"):
         token_of("q.sql", "order")
     with pytest.raises(QueueproofError, match=r"unknown guarantee 'fencin'; did you mean"):
         token_of("q.sql", "fencin.2")
