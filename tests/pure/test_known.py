@@ -61,7 +61,7 @@ def test_the_next_check_forgets_what_it_judged_anew() -> None:
     with pytest.raises(QueueproofError, match=r"unknown guarantee 'fencin'; did you mean"):
         token_of("q.sql", "fencin.2")
     assert remember("q.sql", {})
-    with pytest.raises(QueueproofError, match=r"known as order; none can be replayed$"):
+    with pytest.raises(QueueproofError, match=r"cannot be replayed; nor can any other$"):
         token_of("q.sql", "order")
     with pytest.raises(QueueproofError, match=r"other.sql has not been checked here"):
         token_of("other.sql", "order")
