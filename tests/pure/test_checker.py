@@ -214,6 +214,10 @@ def test_a_job_that_a_lost_claim_need_not_have_taken_is_no_evidence_of_recovery(
     where a wait is declared, a fail that meets an error may have met it for the wait
         enqueue 1; w1 claims 1; w1 fails 1 -> error: 22008: out of range; w1 completes 1
         => live-lease, of backoff where paced=True
+    a claim that answers all that its worker has begins no attempt
+        enqueue 1; w1 claims 1; w1 claims 1 limit=2 => single-claim, of claim-limit
+    a worker that takes over what it had itself begins one
+        enqueue 1 bound=1; w1 claims 1; +31; w1 claims 1 => retry-bound
 """)
 def test_a_breach_that_follows_from_another_says_so(case: Case) -> None:
     """Whoever mends that one has mended both."""

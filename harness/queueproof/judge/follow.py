@@ -289,8 +289,12 @@ class _JobCheck:
         A claim that answers all that its worker has begins no attempt, and nobody can tell.
         """
         actors = {act.call.actor for act in self.life.acts if act.kind == "claim"}
-        again = (self.lives.told_again.get(actor, FOREVER) for actor in actors)
-        return any(moment <= call.invoked for moment in again)
+        lease = FOREVER if self.declared.lease is None else self.declared.lease
+        return any(
+            again.actor in actors and again.invoked <= call.invoked
+            for first, again in self.lives.told_again
+            if len(again.ids) > again.limit or again.began < first.began + lease
+        )
 
     def _starved(self, act: Act, configs: list[_Config]) -> Violation | None:
         """A job was free during a whole sweep and not taken, beside jobs that cannot run."""

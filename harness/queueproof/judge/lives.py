@@ -134,7 +134,7 @@ class Lives(Watcher):
         refused: Operations with a lost claim that were answered by an error.
         cleaned: Whether there was a cleanup.
         taking: The calls that may have ended, or taken, what others hold.
-        told_again: When a worker was first told of a job that it had.
+        told_again: Two claims that told a worker of one job, which it may still have had.
     """
 
     def __init__(self, *, signs: bool = False) -> None:
@@ -150,7 +150,7 @@ class Lives(Watcher):
         self.refused = 0
         self.cleaned = False
         self.taking: list[Call] = []
-        self.told_again: dict[str, float] = {}
+        self.told_again: list[tuple[Call, Call]] = []
         self._lives: defaultdict[str, Life] = defaultdict(Life)
         self._outcome: Mapping[str, State] = {}
         self._nameless: list[Call] = []
@@ -265,8 +265,8 @@ class Lives(Watcher):
             case "claim" if call.ids:
                 beside = any(self.hindered_now())
                 for job in call.ids:
-                    if job in self._holds[call.actor]:
-                        self.told_again.setdefault(call.actor, call.invoked)
+                    if (first := self._holds[call.actor].get(job)) is not None:
+                        self.told_again.append((first, call))
                     self._holds[call.actor][job] = call
                     self._holders[job].add(call.actor)
                 for job in (*call.ids, *call.repeated):
