@@ -454,7 +454,7 @@ def _steps(line: StoryLine) -> Steps:
 
 def _clipped(sql: str) -> str:
     """A statement without the lines that a page has no room for."""
-    lines = [line for line in sql.splitlines() if line.strip()] or ["-- an empty statement"]
+    lines = [line for line in sql.splitlines() if line.strip()]
     left = len(lines) - SQL_LINES
     return "\n".join(lines if left <= 1 else [*lines[:SQL_LINES], f"-- … {left} more lines"])
 

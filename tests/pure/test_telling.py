@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from typing import Literal
 
 import pytest
@@ -216,6 +217,18 @@ def test_the_drainer_is_explained_where_it_acts() -> None:
     assert "\n\ndrainer: at the end it recovers, claims" in to_text(told)
     assert steps(told).endswith("2  drainer: recover => nothing; claim, at most 10 [a] => job 1")
     assert "drainer" not in to_text(AGAIN)
+
+
+def test_a_statement_that_is_empty_is_not_told() -> None:
+    """A driver asks by it whether its connection is alive: it has no letter and no place."""
+    asks = replace(SQL, statement=1, beginning="")
+    told = story(
+        Turn("w1", (*claim("job 1")[:1], asks, *claim("job 1")[1:])),
+        Turn("w2", (asks,)),
+        statements=("UPDATE jobs", " "),
+    )
+    assert steps(told) == "1  w1: claim [a] => job 1"
+    assert "[b]" not in to_text(told)
 
 
 def test_what_the_drainer_repeats_is_told_once() -> None:

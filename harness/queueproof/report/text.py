@@ -80,7 +80,7 @@ _ROLES: Mapping[str, str] = {
     "late": "a worker, which asks last",
 }
 NO_LETTER = -1  # of a statement that is short enough to stand in its step
-_CONTROL = re.compile(r"\s*(BEGIN|COMMIT|ROLLBACK|END)\s*", re.IGNORECASE)
+_CONTROL = re.compile(r"\s*(BEGIN|COMMIT|ROLLBACK|END)?\s*", re.IGNORECASE)
 _BEGIN = re.compile(r"\s*(BEGIN|START)\b(?!.*ISOLATION)", re.IGNORECASE | re.DOTALL)
 _ENDINGS = {1: "st", 2: "nd", 3: "rd"}
 _ORDINALS = ("first", "second", "third", "fourth", "fifth")
@@ -89,7 +89,8 @@ _ORDINALS = ("first", "second", "third", "fourth", "fifth")
 class Legend:
     """The statements of a run's stories: each has one letter, and is shown once.
 
-    BEGIN, COMMIT and ROLLBACK say all there is to say of them, and have none.
+    BEGIN, COMMIT and ROLLBACK say all there is to say of them, and have none. An empty statement,
+    by which a driver asks whether its connection is alive, is left out.
     """
 
     def __init__(self) -> None:
@@ -110,7 +111,11 @@ class Legend:
                 return replace(fact, statement=numbers[fact.statement])
             return fact
 
-        turns = tuple(replace(turn, facts=tuple(map(one, turn.facts))) for turn in story.turns)
+        def shown(fact: Fact) -> bool:
+            return not isinstance(fact, Sent) or bool(story.statements[fact.statement].strip())
+
+        told = ((turn, tuple(map(one, filter(shown, turn.facts)))) for turn in story.turns)
+        turns = tuple(replace(turn, facts=facts) for turn, facts in told if facts)
         before = tuple(
             replace(job, statements=tuple(numbers[n] for n in job.statements))
             for job in story.before
