@@ -483,7 +483,8 @@ class Space:
 
     def _meeting(self, at: Situation, deed: Deed, other: Script, last: Deed) -> Program:
         """An act while others go on; what they have begun by their last one is kept, too."""
-        look = self._looks(deed)[0] or self._looks(last)[0]
+        first, then = (deed, last) if last.after.job.phase not in FINISHED else (last, deed)
+        look = self._looks(first)[0] or self._looks(then)[0]
         return self._program(at, self._stage(deed, other), look)
 
     def _lookers(self, deed: Deed) -> Iterator[tuple[Script, Sequence[int]]]:
@@ -653,11 +654,16 @@ class Space:
         return self.pieces.offer.keyed and any(who == NEW[0] for who, _ in stage)
 
     def _looks(self, deed: Deed) -> list[tuple[Stage, ...]]:
-        """What shows whether a lease is kept, and what a death leaves; the run's end shows all."""
+        """What shows whether a lease is kept, and what an end or a death leaves.
+
+        The run's end shows all else.
+        """
         lease, after = self.rules.lease, deed.after
+        last = (*self.pieces.reaper(), script("w6", claim(self.batch)))
+        if lease is not None and after.job.phase in FINISHED and deed.actor.startswith("w"):
+            return [in_turn(script("clock", advance(past(lease))), *last)]
         if lease is None or after.lease(lease) not in _KEPT or after.job.crashed:
             return [()]
-        last = (*self.pieces.reaper(), script("w6", claim(self.batch)))
         begins = deed.do.kind in _BEGINNING
         if self.rules.worker_heartbeat and deed.do.kind != "heartbeat":
             # The worker's lease may have begun before.
