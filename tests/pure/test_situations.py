@@ -112,7 +112,7 @@ def test_a_worker_beats_while_it_ends_its_job(ends: str) -> None:
         at = [len(stage) > 1 for stage in one.stages].index(True)
         way = {do.kind for stage in one.stages[:at] for _, dos in stage for do in dos}
         if kinds == [ends] and others == ["heartbeat"] and other == actor + HEARTBEATS:
-            assert way - {"enqueue"} == {"advance", "claim", "align"}  # nobody else has had the job
+            assert way - {"enqueue", "align"} == {"advance", "claim"}  # nobody else has had the job
             return
     pytest.fail("they do not meet")
 
@@ -341,6 +341,13 @@ def test_a_cleanup_is_watched_wherever_a_job_stands(*, keyed: bool) -> None:
     phases = {Phase.QUEUED, Phase.RUNNING, Phase.COMPLETED, Phase.FAILED}
     assert {phase for _, phase, again in watched if not again} == phases
     assert (0.0, Phase.QUEUED, True) in watched if keyed else not any(a for *_, a in watched)
+
+
+def test_what_an_end_leaves_behind_is_looked_at_once_a_lease_is_over() -> None:
+    """A lease that a heartbeat puts back, for one, of which nobody hears before."""
+    found = [one for one in meetings("skip_locked.sql") if one.stages[-1] == (("w6", (claim(),)),)]
+    met = {frozenset(kind for _, kinds in races(one) for kind in kinds) for one in found}
+    assert {"complete", "heartbeat"} in met
 
 
 def test_a_lease_that_is_over_and_a_job_given_back_are_two_ways_to_be_late() -> None:

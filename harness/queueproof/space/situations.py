@@ -660,7 +660,7 @@ class Space:
         """
         lease, after = self.rules.lease, deed.after
         last = (*self.pieces.reaper(), script("w6", claim(self.batch)))
-        if lease is not None and after.job.phase in FINISHED and deed.actor.startswith("w"):
+        if lease is not None and after.job.phase in FINISHED and deed.do.kind in _BY_A_CLAIM:
             return [in_turn(script("clock", advance(past(lease))), *last)]
         if lease is None or after.lease(lease) not in _KEPT or after.job.crashed:
             return [()]
