@@ -12,8 +12,8 @@ from queueproof.judge.checker import declare
 from queueproof.judge.spec import Phase
 from queueproof.queues.offer import Offer
 from queueproof.queues.sqlfile import load, load_text
-from queueproof.schedule.moments import HOUR
-from queueproof.schedule.programs import HEARTBEATS, MAINTENANCE, Do, Program, claim
+from queueproof.schedule.moments import DAY, HOUR
+from queueproof.schedule.programs import HEARTBEATS, MAINTENANCE, Do, Program, advance, claim
 from queueproof.space.constants import Constants, constants_in
 from queueproof.space.crowds import numbered
 from queueproof.space.pieces import NEW, Pieces
@@ -177,6 +177,19 @@ def test_a_failed_job_that_need_not_wait_is_claimed_at_once(name: str, between: 
                 moves.add(way[n + 1 : n + 3].index("claim"))
     assert moves >= between
     assert (0 in moves) == (0 in between)
+
+
+@pytest.mark.parametrize("waits", [None, 1.0])
+def test_a_job_that_rests_after_it_was_taken_back_is_claimed_later(waits: float | None) -> None:
+    """Rule 14: real time would decide whether its wait, which may be drawn by lot, is over."""
+    offer = replace(offered("skip_locked.sql"), waits=waits)
+    rested = {
+        ("clock", (advance(DAY),)) in one.way
+        for space in spaces(Pieces(offer), declare(offer))
+        for one in space.situations
+        if one.ends == ("recover",) and len(one.claims) > 1
+    }
+    assert rested == ({True} if waits else {False})
 
 
 def test_the_last_attempt_of_a_bound_that_no_enqueue_can_lower_is_met() -> None:

@@ -115,6 +115,7 @@ class Situation(NamedTuple):
         cleaned: Whether a cleanup has come since it ended.
         over: Whether its wait is over and no promotion has come yet.
         lined: Whether it stands in line: a promotion has come, or its wait is over.
+        rests: Whether it has to wait before that, as after a failure.
         key: What tells it from others, as far as a queue may tell them apart.
     """
 
@@ -128,6 +129,7 @@ class Situation(NamedTuple):
     cleaned: bool = False
     over: bool = False
     lined: bool = True
+    rests: bool = False
     key: Kind = ()
 
     @property
@@ -138,8 +140,8 @@ class Situation(NamedTuple):
 
     @property
     def waits(self) -> bool:
-        """The job failed, and its wait is not over."""
-        return self.job.phase == Phase.QUEUED and self.ends[-1:] == ("fail",) and not self.lined
+        """The job is to be tried again, and its wait is not over."""
+        return self.job.phase == Phase.QUEUED and self.rests and not self.lined
 
     def lease(self, seconds: float | None) -> str:
         """The age of the holder's lease, as `_AGES` names it; empty where there is none."""
@@ -189,8 +191,9 @@ class Space:
         self._ends_with_the_next = self._bound == 1 or bool(spent)
         self._ahead = spent  # or what puts the first of several an attempt ahead
         if batch > 1 and rules.lease is not None and self._bound != 1:
-            over = script("clock", advance(past(rules.lease)))
-            self._ahead = (script("w7", claim()), over, *pieces.reaper())
+            over, rests = (script("clock", advance(span)) for span in (past(rules.lease), DAY))
+            # What is taken back may have to wait (rule 14), and a queue may draw lots for how long.
+            self._ahead = (script("w7", claim()), over, *pieces.reaper(), rests)
 
     @cached_property
     def situations(self) -> list[Situation]:
@@ -333,7 +336,8 @@ class Space:
         call = self._call(at, "claim", who)
         outcome = step(self.rules, at.job, Act(call, "claim"))
         # What declares no backoff may also wait: the clock moves on in other programs.
-        at_once = at.waits and not self.rules.backoff and "promote" not in self.pieces.offers
+        failed = at.waits and at.ends[-1:] == ("fail",)
+        at_once = failed and not self.rules.backoff and "promote" not in self.pieces.offers
         free = at.job.phase == Phase.QUEUED and (at.lined or at_once)
         over = self._is_lost(at) and not self.rules.recovers
         if self._is_last(at) or not (free or over) or isinstance(outcome, Violation):
@@ -361,7 +365,8 @@ class Space:
         if job.phase == at.job.phase:
             return {}
         ends = at.ends if at.job.phase == Phase.QUEUED else (*at.ends, kind)
-        return {"job": job, "ends": ends, "lined": at.lined and job.phase != Phase.QUEUED}
+        back = job.phase == Phase.QUEUED
+        return {"job": job, "ends": ends, "lined": at.lined and not back, "rests": back}
 
     def _dies(self, at: Situation) -> Mapping[str, Any]:
         act = Act(self._call(at, "crash", at.holder), "crash")
@@ -373,8 +378,9 @@ class Space:
             return {}
         # Where no attempts are promised it may end any job, and at best puts it back.
         job = outcome[-1 if self._is_last(at) else 0]
-        lined = "promote" not in self.pieces.offers
-        return {"job": job, "ends": (*at.ends, "recover"), "lined": lined}
+        rests = self.rules.waits  # and a queue may draw lots for how long (rule 14)
+        lined = "promote" not in self.pieces.offers and not rests
+        return {"job": job, "ends": (*at.ends, "recover"), "lined": lined, "rests": rests}
 
     # --- programs -------------------------------------------------------------------------------
 
