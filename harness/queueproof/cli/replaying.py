@@ -98,10 +98,10 @@ def _replayed(target: Queue, token: str, where: opt.Where, export: Path | None) 
     out.say(f"It happens again: {guarantee} is broken.")
     out.say()
     print_story(out, to_text(replayed.told, out.width if out.is_terminal else WIDTH))
+    out.say()
     if replayed.accepted:
         out.say(f"It is accepted, because the queue declares it as known: {replayed.accepted}")
     else:
-        out.say()
         told = None if edited else fix_of(target.name, guarantee)
         print_remedy(out, told or remedy_of(guarantee, replayed.told, replayed.story, target))
         again[1:2] = ["mend"]
