@@ -176,10 +176,10 @@ class Jobs:
     @property
     def least_first(self) -> bool:
         """True where the table's own index has small priorities ahead, and then what came first."""
-        then = (self[role].sql for role in ("due", "created") if self[role])
-        ahead = [f"{self['priority'].sql}, {one}" for one in (*then, self.key.sql)]
-        ends = [f"{one}{end}" for one in ahead for end in ",)"]
-        return any(end in index for index in self.table.indexes for end in ends)
+        columns = [*(self[role] for role in ("due", "created") if self[role]), self.key]
+        then = "|".join(re.escape(column.sql) for column in columns)
+        ahead = rf"[( ]{re.escape(self['priority'].sql)}, (?:{then})(?:,|\)| NULLS)"
+        return any(re.search(ahead, index) for index in self.table.indexes)
 
     def order(self, *, urgent: bool = True) -> list[str]:
         """The order in which jobs are claimed.
