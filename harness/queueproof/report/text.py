@@ -483,7 +483,7 @@ def passages(story: Story) -> Iterator[Passage]:
 
 
 def _repeats(kinds: Sequence[object], place: int, length: int) -> int:
-    """How often what stands at a place comes in a row."""
+    """The number of times that what stands at a place comes in a row."""
     pattern = kinds[place : place + length]
     if None in pattern:
         return 1
@@ -607,15 +607,16 @@ def _folded(told: Sequence[str]) -> tuple[str, str]:
     while place < len(told):
         found = ((_repeats(told, place, size), size) for size in range(1, len(told) - place + 1))
         times, size = max(found, key=lambda one: (one[0] > 1) * one[0] * one[1])
-        what, often = told[place], "twice" if times == 2 else f"{times} times"  # noqa: PLR2004 - has a word
-        if times > 1:
-            what = _folded(told[place : place + size])[1]
-            if times * size == len(told):
-                return f", {often}", what
-            last = place + times * size == len(told)
-            what = f"{often}: {what}" if last else f"{often} ({what})"
-        pieces.append(what)
-        place += times * size if times > 1 else 1
+        if times == 1:
+            pieces.append(told[place])
+            place += 1
+            continue
+        often = "twice" if times == 2 else f"{times} times"  # noqa: PLR2004 - has a word
+        what = _folded(told[place : place + size])[1]
+        if times * size == len(told):
+            return f", {often}", what
+        place += times * size
+        pieces.append(f"{often}: {what}" if place == len(told) else f"{often} ({what})")
     return "", "; ".join(pieces)
 
 

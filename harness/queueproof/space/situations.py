@@ -462,7 +462,7 @@ class Space:
                     yield Known(what, kind, make, self._length(at), aside, steps)
 
     def _alike(self, at: Situation, deed: Deed) -> Iterator[Deed]:
-        """What another worker may do to a job of its own that has come the same way.
+        """The acts of another worker on a job of its own that has come the same way.
 
         Of acts that the same worker may do, those up to the act itself: two are met once.
         """
@@ -660,7 +660,7 @@ class Space:
         return self.pieces.offer.keyed and any(who == NEW[0] for who, _ in stage)
 
     def _looks(self, deed: Deed) -> list[tuple[Stage, ...]]:
-        """What shows whether a lease is kept, and what an end or a death leaves.
+        """The stages that show whether a lease is kept, and what an end or a death leaves.
 
         The run's end shows all else.
         """
