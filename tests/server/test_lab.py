@@ -414,6 +414,18 @@ def test_a_statement_is_planned_once_for_all_runs(lab_of: LabOf) -> None:
     assert value(lab.session("w1"), PLANNED) == "4 0"
 
 
+def test_what_a_measurement_tells_the_planner_is_forgotten(lab_of: LabOf) -> None:
+    """A run is planned in the same way, whatever was asked before it in this database."""
+    lab = lab_of(CLOCK)
+    lab.reset(renew=True)
+    [jobs] = lab.tables.names
+    lab.execute(f"INSERT INTO {jobs} DEFAULT VALUES; ANALYZE {jobs}")
+    known = "SELECT count(*) FROM pg_stats WHERE tablename = 'jobs'"
+    assert value(lab.session("w1"), known) != "0"
+    lab.reset()
+    assert value(lab.session("w1"), known) == "0"
+
+
 def test_a_run_that_is_done_again_draws_the_same_lots(lab_of: LabOf) -> None:
     """Same seed, same verdict: where waits differ by random(), each session's are its seed's."""
     lab = lab_of(queue("CREATE TABLE jobs (id bigserial PRIMARY KEY, x float DEFAULT random())"))

@@ -51,7 +51,6 @@ SELECT COALESCE(sum(pg_catalog.pg_stat_get_xact_blocks_fetched(c.oid)), 0)
 FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
 WHERE c.oid >= 16384 AND c.relkind IN ('r', 'i', 't', 'm', 'S') AND n.nspname <> 'clock'
 """
-_FORGET = "SELECT clock.forget()"  # see rights.sql
 _INDEXES = """
 SELECT pg_get_indexdef(indexrelid) FROM pg_catalog.pg_index WHERE indrelid >= 16384
 """
@@ -413,8 +412,6 @@ def _left_as_it_was(lab: Lab) -> Iterator[None]:
         yield
     finally:
         lab.reset(renew=True)
-        if lab.server.superuser:
-            lab.execute(_FORGET)
 
 
 class _Meter:

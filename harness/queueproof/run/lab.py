@@ -277,8 +277,9 @@ class Lab:
             self.forget_sessions()
             self._pooler.renew()
         self._resets += 1
+        # What was measured has left statistics: they would decide how the next runs are planned.
+        full = renew or self._measures or self._resets % RENEW_EVERY == 0
         self._measures = renew
-        full = renew or self._resets % RENEW_EVERY == 0
         if self.remembers and (full or self._resets == _FIRST_LOOK):
             self.tables.refuse_new()
         real = self.clock.reset(measured=renew)
