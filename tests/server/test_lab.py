@@ -350,6 +350,28 @@ def settle(lab: Lab, session: Session) -> bool:
     return True
 
 
+def test_a_begin_goes_with_what_it_begins(lab_of: LabOf) -> None:
+    """No message is sent for it alone, and none at all where nothing follows."""
+    lab = lab_of(CLOCK)
+    session = lab.session("w1")
+    execute(session, Step("SELECT 1"))
+
+    def state() -> object:
+        asked = f"SELECT state FROM pg_stat_activity WHERE pid = {session.pid}"
+        return lab.execute(asked)[0][0]
+
+    assert execute(session, Step("begin")).in_transaction
+    assert session.in_transaction
+    assert state() == "idle"
+    assert execute(session, Step("SELECT 1")).in_transaction
+    assert state() == "idle in transaction"
+    execute(session, Step("COMMIT"))
+    execute(session, Step("BEGIN"))
+    assert session.quieten()
+    assert not session.in_transaction
+    assert not execute(session, Step("SELECT 1")).in_transaction
+
+
 def test_a_session_whose_backend_has_ended_is_replaced(lab_of: LabOf) -> None:
     """Whatever ended it between two runs: the next run has a new one."""
     lab = lab_of(GATED)

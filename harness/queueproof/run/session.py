@@ -47,6 +47,9 @@ WHERE t.typarray <> 0 AND n.nspname !~ '^pg_'
 INTERVAL_OID = 1186  # in pg_type, of every server
 STOPS = "queueproof: stops at a gate, "  # what a backend says that does: at which level (`gates`)
 _OWN_SETTING = re.compile(r"\bset_config\b|\bset\s+(local\s+|session\s+)?[\w\"]+\.", re.IGNORECASE)
+# It shows nothing and takes nothing, and so waits for the statement that it is for.
+_BEGINS = frozenset({"BEGIN", "BEGIN TRANSACTION", "BEGIN WORK", "START TRANSACTION"})
+_BEGUN = Result(in_transaction=True, command="BEGIN")
 _FATAL = (pq.ExecStatus.FATAL_ERROR, pq.ExecStatus.BAD_RESPONSE)
 _COPYING = (pq.ExecStatus.COPY_IN, pq.ExecStatus.COPY_OUT, pq.ExecStatus.COPY_BOTH)
 _FINISHED = (pq.ExecStatus.COMMAND_OK, pq.ExecStatus.TUPLES_OK, pq.ExecStatus.EMPTY_QUERY)
@@ -191,6 +194,7 @@ class LibpqSession(Session):
         self._pids = (self.pgconn.backend_pid,)
         self._answer: PGresult | None = None
         self._ahead: list[str] = []
+        self._begins = ""  # the queue's own BEGIN, which goes with what follows it
         self._syncs = 0  # of a pipeline, that are to come
         self.prepares = False
         self._prepared: dict[tuple[str, tuple[int, ...]], bytes] = {}  # SQL and types, to its name
@@ -210,11 +214,12 @@ class LibpqSession(Session):
     @property
     def in_transaction(self) -> bool:
         """Whether a transaction is open, failed ones included."""
-        return self.pgconn.transaction_status != pq.TransactionStatus.IDLE
+        status = self.pgconn.transaction_status
+        return bool(self._begins) or status != pq.TransactionStatus.IDLE
 
     def quieten(self) -> bool:
         """Cancel, drain and roll back; whether it may be used in another run, once emptied."""
-        self.gate = ""
+        self.gate = self._begins = ""
         try:
             while waits.readable(self.pgconn.socket, 0):  # as its server's goodbye, and its end
                 self.pgconn.consume_input()
@@ -240,7 +245,11 @@ class LibpqSession(Session):
         """See `Session.send`."""
         self.said = ""
         self._forget_untold()  # of what was cancelled, whose answer nobody has taken
-        pipelined = begin or bool(self._ahead) or self.prepares
+        begins, self._begins = self._begins or ("BEGIN" if begin else ""), ""
+        if not self.in_transaction and not begins and _squeezed(step.sql) in _BEGINS:
+            self._begins = step.sql
+            return
+        pipelined = bool(begins or self._ahead) or self.prepares
         if pipelined:
             self.pgconn.enter_pipeline_mode()
             for sql in self._ahead:
@@ -248,8 +257,8 @@ class LibpqSession(Session):
             if self._ahead:
                 self._sync()  # once: each is sent at once, and wakes the server
             self._ahead.clear()
-        if begin:
-            self._query("BEGIN")
+        if begins:
+            self._query(begins)
         self._send(step)
         if pipelined:
             self._sync()
@@ -368,7 +377,7 @@ class LibpqSession(Session):
         Where it says now that it stops at a gate, nothing more is waited for.
         """
         said = self.said
-        while not self._complete():
+        while not self._begins and not self._complete():
             if said != self.said or not waits.readable(self.pgconn.socket, seconds):
                 return False
             try:
@@ -406,6 +415,8 @@ class LibpqSession(Session):
 
     def result(self) -> Result:
         """See `Session.result`."""
+        if self._begins:
+            return _BEGUN
         answer, self._answer = self._answer, None
         if answer is not None and answer.status not in _FATAL:
             self._untold.clear()
@@ -441,7 +452,8 @@ class LibpqSession(Session):
 
     def run(self, sql: str) -> None:
         """See `Session.run`."""
-        ahead, self._ahead = self._ahead, []
+        ahead, self._ahead = [*self._ahead, *([self._begins] * bool(self._begins))], []
+        self._begins = ""
         for statement in [*ahead, sql]:
             self.pgconn.send_query(statement.encode())
             self._answered(statement)
@@ -564,6 +576,11 @@ def noted(operation: Operation[T], sent: list[str]) -> Operation[T]:
         operation: The operation, not begun yet.
     """
     return watched(operation, lambda step: sent.append(step.sql))
+
+
+@lru_cache(maxsize=4096)
+def _squeezed(statement: str) -> str:
+    return " ".join(statement.upper().split())
 
 
 @lru_cache(maxsize=4096)
