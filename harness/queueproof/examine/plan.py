@@ -174,17 +174,20 @@ class Examination:
                 if enough():
                     return
             parts = self._searches(ids, self._searched)
+        own = []
         for guarantee in asked:
             for variation in guarantee.variations:
                 units = list(self._variations(guarantee, variation))
                 vary = partial(self._vary, guarantee, variation.conditions, units)
-                parts.append(_Part(guarantee.id, vary, units))
+                own.append(_Part(guarantee.id, vary, units))
         level = self.profile.level
         for guarantee in wanted:
             if guarantee.id in PROBES and (guarantee in asked or (guarantee.told_anyway and level)):
                 unit = Probing(guarantee.id, level)
-                parts.append(_Part(guarantee.id, partial(self._probe, unit), [unit]))
-        self._go_through(parts, progress, enough)
+                own.append(_Part(guarantee.id, partial(self._probe, unit), [unit]))
+        # Where one break of little is enough, what finds nothing else comes first.
+        little = enough is not None and len(wanted) < len(CATALOGUE)
+        self._go_through([*own, *parts] if little else [*parts, *own], progress, enough)
 
     def go_on(self, asked: Sequence[str], progress: Progress) -> bool:
         """Run what was left out as needless, until some guarantees break.
