@@ -8,6 +8,7 @@ from functools import cache
 
 import pytest
 
+from queueproof.examine.profiles import PROFILES
 from queueproof.judge.checker import declare
 from queueproof.judge.spec import Phase
 from queueproof.queues.offer import Offer
@@ -21,7 +22,7 @@ from queueproof.space.situations import BATCH, OFTEN, Known, Space, ordered, spa
 from queueproof.space.suites import ALONE, MEETINGS, Suite
 from tests.fix_places import SKIP_LOCKED, STRATEGIES, reference
 
-FIRST, ALL = 200, 400
+FIRST, ALL = PROFILES["quick"].meetings, 400
 PAUSE = 3600.0  # seconds; what settles is shorter, and a wait longer
 
 
@@ -115,6 +116,14 @@ def test_a_worker_beats_while_it_ends_its_job(ends: str) -> None:
             assert way - {"enqueue", "align"} == {"advance", "claim"}  # nobody else has had the job
             return
     pytest.fail("they do not meet")
+
+
+def test_a_batch_is_ended_while_one_job_of_it_is() -> None:
+    """By whoever has that job now: each may have locked what the other needs."""
+    late = [races(one) for one in meetings("skip_locked.sql")]
+    met = {frozenset(kinds[0] for _, kinds in two) for two in late if len(two) > 1}
+    assert {"complete_many", "complete"} in met
+    assert {"complete_many", "fail"} in met
 
 
 def test_two_workers_do_the_same_to_jobs_that_have_come_the_same_way() -> None:

@@ -73,7 +73,8 @@ _AGES = {"fresh": 0.75, "young": 0.5, "old": 0.2, "late": 0.0, "lapsed": -math.i
 _KEPT = {"fresh": 0.8, "young": 0.6, "old": 0.3, "late": 0.05}
 _OLD = 400 * DAY  # seconds; older than what a cleanup or a window keeps
 _OF_A_JOB = frozenset({"complete", "fail", "heartbeat"})
-_BY_A_CLAIM = _OF_A_JOB | {"complete_many", "complete_and_claim"}
+_TOGETHER = frozenset({"complete_many", "complete_and_claim"})
+_BY_A_CLAIM = _OF_A_JOB | _TOGETHER
 _LOCKING = _BY_A_CLAIM | {"recover", "claim"}
 _BEGINNING = frozenset({"claim", "heartbeat"})  # a lease
 _SPAN = frozenset({"advance", "crash"})  # which have no steps
@@ -89,7 +90,8 @@ class Known(NamedTuple):
         what: Who does which operations: the coarsest that tells it from others.
         kind: Which one it is of: that, and in which situation.
         way: How many steps it takes to the situation; a job that has one attempt is one more.
-        apart: Whether it has the same end in whichever order its actors go first.
+        apart: Whether it has the same end in whichever order its actors go first, or another shows
+            the same.
         steps: Of what goes on meanwhile; one more where the act comes to nothing by itself.
     """
 
@@ -306,16 +308,17 @@ class Space:
 
     def _ends_by(self, nth: int) -> Iterator[Do]:
         """How a worker may act on what it has got by one of its claims."""
-        together = self.batch > 1
-        for do in self.pieces.enders(nth):
-            if not together or do.kind == "heartbeat":
-                yield do
+        alone = self.pieces.enders(nth * self.batch)
+        if self.batch == 1:
+            yield from alone
         if self.pieces.joins:
             yield Do("complete_and_claim", batch=nth)
-        if "complete_many" in self.pieces.offers and together == self.pieces.takes_limit:
+        if "complete_many" in self.pieces.offers and (self.batch > 1) == self.pieces.takes_limit:
             yield Do("complete_many", batch=nth)
             if nth:  # what was got by all of them
                 yield Do("complete_many", part="one of each")
+        if self.batch > 1:  # what leads to the same comes after that
+            yield from alone
 
     def _call(self, at: Situation, kind: CallKind, who: str) -> Call:
         index, began = len(at.way), at.now + APART
@@ -457,7 +460,8 @@ class Space:
                     last = self._is_last(at)
                     ends = walk[-1].after.job.phase  # a last fail leaves nothing to be claimed
                     kind = ("late", lapsed, last, *what) if late else (*stands, *what, ends)
-                    aside = apart and not late
+                    # What ends one job of a batch does so first to a job that came alone.
+                    aside = (apart and not late) or (self.batch > 1 and _is_single((deed, *walk)))
                     steps = len(walk) + (idle and not joins)
                     yield Known(what, kind, make, self._length(at), aside, steps)
 
@@ -704,6 +708,12 @@ def _claim_of(claims: Sequence[Call], do: Do) -> Call:
     """The claim by which a worker acts; the last of several."""
     nth = do.job if do.kind in _OF_A_JOB else do.batch
     return claims[-1 if do.part == "one of each" else min(nth, len(claims) - 1)]
+
+
+def _is_single(deeds: Iterable[Deed]) -> bool:
+    """True where one job is ended, and no batch."""
+    kinds = {one.do.kind for one in deeds}
+    return not kinds.isdisjoint({"complete", "fail"}) and kinds.isdisjoint(_TOGETHER)
 
 
 def _only(outcome: list[Job] | Violation) -> Job:
