@@ -1,4 +1,4 @@
-"""What workers asked and were told: one `Call` per operation, in a `History` per run."""
+"""The calls of workers and their answers: one `Call` per operation, in a `History` per run."""
 
 from __future__ import annotations
 
@@ -124,11 +124,11 @@ class Call:
         return {ref.job for ref in self.refs if self.answer_for(ref) == "accepted"}
 
     def overlaps(self, other: Call) -> bool:
-        """Whether both calls were open at some moment."""
+        """True if both calls were open at some moment."""
         return _end(self) > other.invoked and _end(other) > self.invoked
 
     def is_one_with(self, other: Call | None) -> bool:
-        """Whether both were made by one operation: a completion, and the claim after it."""
+        """True if both were made by one operation: a completion, and the claim after it."""
         return other is not None and (other.invoked, other.actor) == (self.invoked, self.actor)
 
 

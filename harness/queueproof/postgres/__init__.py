@@ -1,4 +1,4 @@
-"""Where a server comes from: embedded, local, a container, or somebody's own by its DSN."""
+"""The sources of a server: embedded, local, a container, or somebody's own by its DSN."""
 
 from queueproof.postgres.server import Server
 from queueproof.postgres.sources import open_server

@@ -12,7 +12,7 @@ _OTHERS = frozenset({"PGDATESTYLE", "PGTZ", "PGGEQO", "PGSERVICEFILE", "PGSYSCON
 
 
 class _Kept:
-    """What was taken out of the environment, for as long as anybody wants it out."""
+    """Variables that were taken out of the environment, for as long as anybody wants them out."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()

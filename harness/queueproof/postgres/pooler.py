@@ -79,7 +79,7 @@ class Pooler:
         self._counted = self._count()
 
     def transactions(self) -> int:
-        """How many transactions have gone through it since `renew`."""
+        """The number of transactions that have gone through it since `renew`."""
         return self._count() - self._counted
 
     def busy_backends(self) -> int:

@@ -49,7 +49,7 @@ class Conninfo(str):
 
     @property
     def public(self) -> str:
-        """Where it leads and as whom, without the rest."""
+        """Its server, user and database, without the rest."""
         if self.is_ambiguous:
             return "not a connection string"
         try:
@@ -61,14 +61,14 @@ class Conninfo(str):
 
     @property
     def is_ambiguous(self) -> bool:
-        """Whether libpq takes a part of the password for the host, the port or the database."""
+        """True if libpq takes a part of the password for the host, the port or the database."""
         # it ends user and password at the first @, if that stands before the first /
         head, at, tail = self.partition("://")[2].partition("@")
         return "@" in tail or (bool(at) and "/" in head)
 
 
 class ServerFacts(NamedTuple):
-    """What a server says about itself and about the role that we are."""
+    """The facts that a server tells about itself and about the role that we are."""
 
     version: int
     role: str
@@ -84,7 +84,7 @@ class ServerFacts(NamedTuple):
 
     @property
     def durable(self) -> bool:
-        """Whether an acknowledged commit survives a crash."""
+        """True if an acknowledged commit survives a crash."""
         return self.fsync == "on" and self.synchronous_commit != "off"
 
     @property
@@ -246,16 +246,16 @@ class Server:
 
     @property
     def ours(self) -> bool:
-        """Whether we started it, so that it is ours to kill."""
+        """True if we started it, so that it is ours to kill."""
         return self._restart is not None
 
     @property
     def shared(self) -> bool:
-        """Whether it is somebody's, on which processes work together; of ours each has its own."""
+        """True if it is somebody's, on which processes work together; of ours each has its own."""
         return bool(self._admin) and not self.ours
 
     def lent(self) -> Server:
-        """What another process needs to work on a server like this one; see `sources.borrowed`."""
+        """A copy for another process, to work on a server like this one; see `sources.borrowed`."""
         admin = Conninfo() if self.ours else self._admin  # by which the two are told apart there
         return replace(self, _admin=admin, _watchdog=None, _restart=None)
 
@@ -275,11 +275,11 @@ class Server:
 
     @property
     def owner(self) -> str:
-        """Who owns a queue's database, as SQL."""
+        """The owner of a queue's database, as SQL."""
         return "CURRENT_USER" if self.trusted else sql.Identifier(ROLE).as_string()
 
     def for_queue(self, conninfo: str) -> Conninfo:
-        """How to connect to a database of `database` in which a queue's own SQL is: as its owner.
+        """The connection string for a queue's own SQL in a database of `database`: as its owner.
 
         The harness connects so too: whatever it does with a table may set off code of the queue's.
         """
@@ -293,13 +293,13 @@ class Server:
 
     @property
     def is_full(self) -> bool:
-        """Whether its disk has no room for a segment of its log, without which it ends."""
+        """True if its disk has no room for a segment of its log, without which it ends."""
         with suppress(OSError):  # somebody has removed the folder, say
             return self.home is not None and shutil.disk_usage(self.home).free < _SEGMENT
         return False
 
     def lacks(self, conninfo: str) -> bool:
-        """Whether it answers, and has such a database no more."""
+        """True if it answers, and no longer has such a database."""
         name = conninfo_to_dict(conninfo)["dbname"]
         asked = "SELECT FROM pg_catalog.pg_database WHERE datname = %s"
         with (
@@ -372,7 +372,7 @@ class Server:
 
     @property
     def _strategy(self) -> str:
-        """How a database is copied: as files, in a third of the time that it takes by the log.
+        """The SQL that copies a database as files, in a third of the time that it takes by the log.
 
         That makes checkpoints, of which somebody's server, or a disk, would have to bear the cost.
         """
@@ -393,7 +393,7 @@ class Server:
 
 
 def _encoding(connection: waits.LimitedConnection) -> str:
-    """How a database is in UTF-8 where the cluster is not: payloads have any character.
+    """The SQL that makes a database UTF-8 where the cluster is not: payloads have any character.
 
     The locale of the cluster is of its own encoding, and C of every one.
     """

@@ -279,7 +279,7 @@ def _refuse_company(dsn: Conninfo, facts: ServerFacts) -> None:
 
 
 def _is_empty(dsn: Conninfo, database: str) -> bool:
-    """Whether nobody has made anything in a database yet."""
+    """True if nobody has made anything in a database yet."""
     try:
         with waits.LimitedConnection.open(make_conninfo(dsn, dbname=database)) as connection:
             return connection.execute(_HAS_TABLES).fetchone() == (False,)

@@ -45,7 +45,7 @@ TAIL = 15  # lines of a failed program's output that are shown
 
 
 class WatchdogError(Exception):
-    """What the watchdog was asked to do and could not; the message is the program's own."""
+    """The watchdog could not do what it was asked to; the message is the program's own."""
 
 
 class Watchdog:
@@ -221,7 +221,7 @@ def end(asked: list[Request]) -> dict[str, str]:
 
 
 def started(pid: int) -> int:
-    """When a process began, in clock ticks; 0 where there is none, or nobody can tell."""
+    """The start of a process, in clock ticks; 0 where there is none, or nobody can tell."""
     try:
         status = Path(f"/proc/{pid}/stat").read_text()
     except OSError:
@@ -415,7 +415,7 @@ def _start_program(request: Request) -> subprocess.Popen[bytes]:
 
 
 def _listens(path: str) -> bool:
-    """Whether somebody takes connections at a Unix-domain socket."""
+    """True if somebody takes connections at a Unix-domain socket."""
     with socket.socket(socket.AF_UNIX) as client:
         client.settimeout(1)
         return client.connect_ex(path) == 0

@@ -95,7 +95,7 @@ def meant(name: str, names: Iterable[str]) -> str:
 
 
 def no_parameter(block: str, name: str, known: Collection[str]) -> str:
-    """What to say of a parameter that nobody gives to a block."""
+    """The message about a parameter that nobody gives to a block."""
     message = f"{block} has no parameter :{name}"
     if not known:
         return message
@@ -132,7 +132,7 @@ def _bind(name: str, argument: object) -> Value:
 
 
 class _Outcome(NamedTuple):
-    """What a block came to.
+    """The outcome of a block.
 
     Attributes:
         result: The answer of the last statement that has columns, if any has.
@@ -226,7 +226,7 @@ def _rows(
 
 
 def _unanswered(block: Block, how: str) -> str:
-    """What to do where a block has no columns to answer with."""
+    """Advice for a block that has no columns to answer with."""
     if any("RETURNING" in statement.text.upper() for statement in block.statements):
         return (
             "PostgreSQL answered nothing to its RETURNING, as where a rule makes another statement"
@@ -317,7 +317,7 @@ def _accepted(block: Block, outcome: _Outcome) -> bool:
 
 
 def _truth(block: Block, column: str, row: Mapping[str, Value]) -> bool:
-    """What a column says: a boolean, or a count; NULL is neither yes nor a job."""
+    """True if a column says yes, as a boolean or a count; NULL is neither yes nor a job."""
     told = row[column]
     if told.text is None or told.oid == _BOOL:
         return told.text == b"t"

@@ -34,7 +34,7 @@ _ABSENT: Mapping[str, object] = {
     "lease": None,
     "error": FAILURE,
 }
-"""What one version takes and the other does not, and so nobody gives."""
+"""Arguments that one version takes and the other does not, and so nobody gives."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,26 +89,26 @@ class Deployment(SqlFileQueue):
 
     @property
     def cast(self) -> str:
-        """Who runs which version."""
+        """The version that each actor runs, in words."""
         odd, even = (self.versions[n].name for n in (self._first, 1 - self._first))
         workers = f"w1 and w3 run {odd}, w2 and w4 run {even}"
         return f"{workers}; what recovers, promotes or cleans up runs both."
 
     @cached_property
     def offers(self) -> frozenset[str]:
-        """What both versions have; upkeep and observation where one has it."""
+        """The operations that both versions have; upkeep and observation where one has it."""
         old, new = (version.offers for version in self.versions)
         return (old & new) - _JOINED | ((old | new) & _ANY)
 
     def takes(self, operation: str) -> frozenset[str]:
-        """What both versions take."""
+        """Arguments that both versions take."""
         taken = [one.takes(operation) for one in self.versions if operation in one.offers]
         if operation in {"enqueue", "claim"}:
             return taken[0].intersection(*taken)
         return frozenset[str]().union(*taken)  # of which neither may have it
 
     def source_of(self, operation: str) -> Source | None:
-        """Where the old version has it, or else the new one."""
+        """The place where the old version has it, or else the new one."""
         return next(one.source_of(operation) for one in self.versions if operation in one.offers)
 
     def source_of_break(self, guarantee: str) -> Source | None:
@@ -206,7 +206,7 @@ def deployment(old: str, new: str) -> Deployment:
 
 
 def _share_nothing(old: SqlFileQueue, new: SqlFileQueue) -> bool:
-    """Whether each makes tables, and neither names one of the other's anywhere."""
+    """True if each makes tables, and neither names one of the other's anywhere."""
     words = [
         [
             token.name.lower()

@@ -1,4 +1,4 @@
-"""What a queue declares of itself, as its file or its worker writes it."""
+"""The facts that a queue declares of itself, as its file or its worker writes them."""
 
 from __future__ import annotations
 
@@ -193,7 +193,7 @@ def _breaks(example: str, value: object) -> dict[str, str]:
 
 
 def readers(read: Reader, lease: str, breaks: str) -> Mapping[str, Callable[[object], object]]:
-    """What reads each of the facts that any queue may declare; a ValueError says what is wrong.
+    """The reader of each fact that any queue may declare; a ValueError says what is wrong.
 
     A file, a worker and a class differ in how they write a duration and a table.
 

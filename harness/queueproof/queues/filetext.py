@@ -91,7 +91,7 @@ class QueueText:
         raise FormatError(message, self.source(offset))
 
     def line_at(self, offset: int) -> tuple[int, str]:
-        """Where the line of an offset begins, and the line."""
+        """The start of an offset's line, and the line."""
         row = self.row(offset)
         start = self._ends[row] + 1
         return start, self.text[start : self._ends[row + 1]]
@@ -244,7 +244,7 @@ def _block(file: QueueText, start: int, marker: re.Match[str], end: int) -> Bloc
 def _instead(
     file: QueueText, statements: Sequence[tuple[int, int]], body: int, end: int
 ) -> set[int]:
-    """Which statements of a block stand behind a line `-- else`."""
+    """Indices of a block's statements that stand behind a line `-- else`."""
     lines = [start for start, _ in file.comments(OTHERWISE) if body <= start < end]
     instead: set[int] = set()
     for line in lines:

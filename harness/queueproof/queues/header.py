@@ -51,7 +51,7 @@ class Header(NamedTuple):
 
 
 def facts_of(header: Header) -> dict[str, Any]:
-    """What a header declares, by its keys."""
+    """The facts that a header declares, by its keys."""
     try:
         values = tomllib.loads("\n".join(header.lines))
     except (ValueError, RecursionError) as error:
@@ -146,7 +146,7 @@ def _glob(path: Path) -> Iterable[Path]:
 
 
 def _place(path: Path) -> tuple[object, ...]:
-    """Where a file stands among others: by name, with numbers in their order."""
+    """The place of a file among others: by name, with numbers in their order."""
     parts = re.split(r"([0-9]+)", str(path))
     return tuple(int(one) if n % 2 else one for n, one in enumerate(parts))
 

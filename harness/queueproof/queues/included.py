@@ -1,4 +1,4 @@
-r"""What a team keeps of its schema, as statements for the server: migrations, and pg_dump's output.
+r"""The schema that a team keeps, as statements for the server: migrations, and pg_dump's output.
 
 Both are written for psql (`\restrict`, data after `COPY ... FROM stdin`) and for a server with the
 team's roles. Whoever owns a table here is one role, which may do everything: who may do what is
@@ -65,7 +65,7 @@ def statements(text: str, fail: Fail) -> Iterator[ScriptStatement]:
 
 
 def _closed(text: str) -> bool:
-    """Whether a text ends outside of every string, comment and dollar quote."""
+    """True if a text ends outside of every string, comment and dollar quote."""
     try:
         sqltext.tokens(text)
     except sqltext.UnterminatedError:
@@ -106,7 +106,7 @@ _STATISTICS = frozenset({"pg_restore_relation_stats", "pg_restore_attribute_stat
 
 
 def _left_out(tokens: Sequence[Token]) -> bool:
-    """Whether a statement is about roles, rights, a whole database, or how psql reads a dump."""
+    """True if a statement is about roles, rights, a whole database, or how psql reads a dump."""
     # A quoted name may have spaces; here it is one word, as the others.
     if _LEFT_OUT.match(" ".join("_".join(token.name.upper().split()) for token in tokens)):
         return True

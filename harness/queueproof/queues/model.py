@@ -1,4 +1,4 @@
-"""What a queue under test is: a few declared facts, and operations as generators of SQL steps.
+"""A queue under test: a few declared facts, and operations as generators of SQL steps.
 
 An operation never touches a connection. It yields a `Step`, receives the server's `Result`, and
 returns its answer, so that one definition runs under every driver: the step scheduler, the
@@ -154,7 +154,7 @@ class JobRow:
 
 
 FAILURE = 'KeyError: "it\'s"\n'
-"""What a worker tells a fail: what it caught, with the quotes and line ends of real ones."""
+"""The error that a worker caught and tells a fail, with the quotes and line ends of real ones."""
 TRACEBACK = (
     "Traceback (most recent call last):\n"
     + '  File "/srv/app/worker.py", line 214, in run\n    self.handlers[job.kind](job)\n' * 12
@@ -179,11 +179,11 @@ OPERATIONS: Mapping[str, frozenset[str]] = {
 }
 """Every operation of a queue and the arguments that it may take."""
 NOW = "now"
-"""What any block of a queue file may take: its worker's own clock."""
+"""The parameter that any block of a queue file may take: its worker's own clock."""
 
 
 Order: TypeAlias = Literal["priority, fifo", "priority", "fifo", "none"]
-"""What a claim takes first; `priority` alone says nothing of jobs of equal priority."""
+"""The jobs that a claim takes first; `priority` alone says nothing of jobs of equal priority."""
 Delivery: TypeAlias = Literal["at-least-once", "at-most-once"]
 Stale: TypeAlias = Literal["fails", "stays"]
 
@@ -245,12 +245,12 @@ class Facts:
 
     @property
     def by_priority(self) -> bool:
-        """Whether a job of higher priority goes first."""
+        """True if a job of higher priority goes first."""
         return self.order.startswith("priority")
 
 
 def facts_as_json(facts: Facts | type[Facts]) -> dict[str, object]:
-    """What differs from a queue that promises nothing, as a worker's answer to `init` has it."""
+    """The facts that differ from the defaults, as a worker's answer to `init` has them."""
     told = {name: getattr(facts, name) for name in FACTS}
     return {name: _as_json(value) for name, value in told.items() if value != getattr(Facts, name)}
 
@@ -299,18 +299,18 @@ class Queue(Facts):
     """
 
     sees_backends: bool = True
-    """Whether its SQL may tell a backend that has gone from one that has been emptied."""
+    """True where its SQL may tell a backend that has gone from one that has been emptied."""
     sees_cluster: bool = True
-    """Whether its SQL may read what belongs to a whole server: transaction ids, sessions, locks."""
+    """True where its SQL may read what is the whole server's: transaction ids, sessions, locks."""
     sends_time: bool = False
-    """Whether its SQL is given the time by its worker."""
+    """True where its SQL is given the time by its worker."""
     draws_lots: bool = False
     """True where its SQL draws random numbers: a session can be given their seed."""
     joins_transactions: bool = False
-    """Whether its enqueue may run inside a transaction of its producer's."""
+    """True where its enqueue may run inside a transaction of its producer's."""
     keeps_state: bool = True
-    """Whether its SQL may leave a session what reaches beyond its transaction: locks, limits, or a
-    plan with a time that stands still."""
+    """True where its SQL may leave a session what reaches beyond its transaction: locks, limits, or
+    a plan with a time that stands still."""
 
     takes_any_queue: bool = True
     """A job may go to a queue of any name, and not to `default` and `other` alone."""
@@ -321,7 +321,7 @@ class Queue(Facts):
 
     @property
     def name(self) -> str:
-        """How the user named the queue."""
+        """The name that the user gave the queue."""
         return f"{type(self).__module__}:{type(self).__qualname__}"
 
     @cached_property
@@ -345,11 +345,11 @@ class Queue(Facts):
         return not self.offers.isdisjoint({"complete", "complete_many"})
 
     def source_of(self, operation: str) -> Source | None:  # noqa: ARG002 - a file's to tell
-        """Where an operation stands, if it stands in a queue file."""
+        """The place of an operation, if it stands in a queue file."""
         return None
 
     def source_of_break(self, guarantee: str) -> Source | None:  # noqa: ARG002 - the same
-        """Where a break is declared, if that stands in a queue file."""
+        """The place where a break is declared, if that is in a queue file."""
         return None
 
     def with_breaks(self, reasons: Mapping[str, str]) -> str:  # noqa: ARG002 - the same
@@ -372,7 +372,7 @@ class Queue(Facts):
         return taken(self, operation)
 
     def most(self, operation: str, wanted: int, *, held: bool) -> int:
-        """How many jobs an operation that claims is asked for, whoever wants more.
+        """The number of jobs that a claiming operation is asked for, even where more are wanted.
 
         Args:
             operation: Its name.
@@ -585,7 +585,7 @@ _ANSWERS: Mapping[str, tuple[str, Callable[[Any], bool]]] = {
         lambda answer: _all(answer, _is_job_row),
     ),
 }
-"""What the operations of a Python class return: in words, and how it is told."""
+"""The answers that a Python class's operations may give: in words, and a check of each."""
 
 
 def ids_of(claims: Iterable[Claim]) -> list[str]:

@@ -1,4 +1,4 @@
-"""What a queue was declared to bring, and what it was seen to do."""
+"""A queue's offer: what it was declared to bring, and what it was seen to do."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from queueproof.queues.model import Queue
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """What a queue brings to the question whether a guarantee can be asked of it.
+    """The facts about a queue that decide whether a guarantee can be asked of it.
 
     Attributes:
         queue: The queue under test.
@@ -44,16 +44,16 @@ class Offer:
     several: frozenset[str] = frozenset()
 
     def any_of(self, *operations: str) -> bool:
-        """Whether at least one of the operations is offered."""
+        """True if at least one of the operations is offered."""
         return not self.queue.offers.isdisjoint(operations)
 
     @property
     def joins(self) -> bool:
-        """Whether a claim can complete jobs that its worker holds: several, in no transaction."""
+        """True if a claim can complete jobs that its worker holds: several, in no transaction."""
         alone = self.held or self.queue.jobs_per_worker is not None
         return not alone and "complete_and_claim" in self.queue.offers
 
     @property
     def expires(self) -> bool:
-        """Whether a claim can end without its worker: by its lease or by its connection."""
+        """True if a claim can end without its worker: by its lease or by its connection."""
         return self.queue.lease is not None or self.held

@@ -253,7 +253,7 @@ def _check_names(
 
 
 def _is_near(name: str, known: str) -> bool:
-    """Whether a name is a known one with a slip of the pen."""
+    """True if a name is a known one with a slip of the pen."""
     one, other = (word.replace("_", "").lower() for word in (name, known))
     return sorted(one) == sorted(other) or SequenceMatcher(None, one, other).ratio() > _NEAR
 

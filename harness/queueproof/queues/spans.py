@@ -1,4 +1,4 @@
-"""How long a queue file's SQL may put off a job: the spans that stand in it."""
+"""The time for which a queue file's SQL may put off a job: the spans that stand in it."""
 
 from __future__ import annotations
 

@@ -187,7 +187,7 @@ class SqlFileQueue(Queue):
         return frozenset(OPERATION_OF[name] for name in self.blocks)
 
     def source_of(self, operation: str) -> Source | None:
-        """Where the operation's block begins."""
+        """The place where the operation's block begins."""
         return self._block(operation).source
 
     def source_of_break(self, guarantee: str) -> Source | None:
@@ -199,7 +199,7 @@ class SqlFileQueue(Queue):
         return _declaring(QueueText(self.own, Path(self.name)), reasons)
 
     def takes(self, operation: str) -> frozenset[str]:
-        """Which arguments of `OPERATIONS[operation]` the block uses; none without a block."""
+        """Arguments of `OPERATIONS[operation]` that the block uses; none without a block."""
         if operation != "install" and operation not in self.blocks:
             return frozenset()
         used = self._block(operation).used.keys()

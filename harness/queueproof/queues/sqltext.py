@@ -111,7 +111,7 @@ class _Lexer(Postgres.Tokenizer):
 
 
 QUOTED = frozenset({TokenType.STRING, TokenType.BYTE_STRING, TokenType.IDENTIFIER})
-"""What stands between quotes, and should rarely span lines."""
+"""The kinds of tokens that stand between quotes, and should rarely span lines."""
 
 # sqlglot takes `$1,$` or `$ ;a$` for the opening of a dollar quote. A tag is a word.
 _DELIMITER = re.compile(r"(?=(\$(?:[^\W\d]\w*)?\$))")
@@ -166,7 +166,7 @@ def moved(found: Sequence[Token], by: int) -> list[Token]:
 
 
 def positional(found: Sequence[Token]) -> int | None:
-    """Where a statement uses `$1` or the like, which would be taken for its first `:name`.
+    """The offset of `$1` or the like in a statement, which would be taken for its first `:name`.
 
     What PREPARE and CREATE name has parameters of its own.
     """
@@ -179,7 +179,7 @@ def positional(found: Sequence[Token]) -> int | None:
 
 
 def line_comments(text: str, found: Sequence[Token]) -> Iterator[int]:
-    """Where each `--` comment begins that is not itself inside a string or a block comment."""
+    """The offset of each `--` comment that is not itself inside a string or a block comment."""
     ends = [0, *(token.end for token in found)]
     starts = [*(token.start for token in found), len(text)]
     for gap, end in zip(ends, starts, strict=True):
@@ -262,7 +262,7 @@ _CHANGES = frozenset({"INSERT", "UPDATE", "DELETE", "MERGE", "INTO"})
 
 
 def only_selects(sql: str) -> bool:
-    """Whether a statement is a query that changes nothing by itself: DECLARE CURSOR takes it.
+    """True if a statement is a query that changes nothing by itself: DECLARE CURSOR takes it.
 
     A query that names a column `insert` or the like without quotes passes for one that does.
     """
@@ -277,7 +277,7 @@ def only_selects(sql: str) -> bool:
 
 
 def changes_rows(sql: str) -> bool:
-    """Whether a statement inserts, updates or deletes, itself or in a WITH query of its own."""
+    """True if a statement inserts, updates or deletes, itself or in a WITH query of its own."""
     words = [token.word for token in tokens(sql)]
     changes = {("INSERT", "INTO"), ("MERGE", "INTO"), ("DELETE", "FROM")}
     return words[:1] == ["UPDATE"] or any(pair in changes for pair in pairwise(words))
@@ -360,7 +360,7 @@ def _replace(sql: str, replacements: Iterable[Replacement]) -> tuple[str, tuple[
 
 
 def position_in(compiled: Compiled, server_position: int) -> int:
-    """Where in the original stands what PostgreSQL points at.
+    """The place in the original that PostgreSQL points at.
 
     Args:
         server_position: Character of the sent SQL, from 1, as PostgreSQL's error reports it.

@@ -81,7 +81,7 @@ def sites(block: Block, text: str) -> Iterator[tuple[str, Span]]:
 
 
 def _queries(body: Sequence[sqltext.Token], offset: int) -> Iterator[Span]:
-    """What stands between two semicolons, from the first word of SQL's own on, or before a LOOP."""
+    """Stretches between semicolons, from the first word of SQL's own on, or before a LOOP."""
     start: sqltext.Token | None = None
     for before, token in zip((None, *body), (*body, None), strict=False):
         if token is None or token.raw == ";" or token.word == "LOOP":
@@ -156,7 +156,7 @@ class Parsed:
         self._tokens = [Span(token.start, token.end + 1) for token in tokens]
 
     def span(self, node: exp.Expr) -> Span:
-        """Where a node stands.
+        """The span of a node in the text.
 
         Raises:
             SqlglotError: The parser came to it by a way on which nothing is noted.
@@ -194,7 +194,7 @@ class Parsed:
         return None
 
     def without(self, parts: Sequence[exp.Expr], index: int) -> Edit:
-        """What takes one of several parts away, with the AND or the comma beside it.
+        """The edit that takes one of several parts away, with the AND or the comma beside it.
 
         Args:
             parts: Two or more, in the order of the text.
@@ -205,7 +205,7 @@ class Parsed:
         return Edit(Span(self.span(parts[index - 1]).end, one.end))
 
     def clause(self, span: Span) -> Edit:
-        """What takes a clause away, with the space and the comments before it."""
+        """The edit that takes a clause away, with the space and the comments before it."""
         ends = [token.end for token in self._tokens if token.end <= span.start]
         return Edit(Span(max(ends, default=0), span.end))
 

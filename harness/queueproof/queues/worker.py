@@ -115,11 +115,11 @@ class WorkerQueue(Queue):
 
     @property
     def moves_clock(self) -> bool:
-        """Whether it can move its own process' clock."""
+        """True if it can move its own process' clock."""
         return "clock" in self._operations
 
     def takes(self, operation: str) -> frozenset[str]:
-        """Which arguments of `OPERATIONS[operation]` the worker wants to be told."""
+        """Arguments of `OPERATIONS[operation]` that the worker wants to be told."""
         return self._takes.get(operation, OPERATIONS[operation])
 
     def begin(self, operation: str, **arguments: object) -> Operation[Any]:  # noqa: ARG002 - the model's
@@ -406,11 +406,11 @@ class WorkerProcess:
 
     @property
     def alive(self) -> bool:
-        """Whether it runs, or is stopped."""
+        """True if it runs, or is stopped."""
         return self._end() is None
 
     def _end(self) -> os.waitid_result | None:
-        """How it ended. It is not reaped, so that its process id, and its group's, stays taken."""
+        """Its ending. It is not reaped, so that its process id, and its group's, stays taken."""
         if self._ending is None:
             self._ending = os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
         return self._ending
@@ -464,7 +464,7 @@ class WorkerProcess:
 
     @property
     def _is_awaited(self) -> bool:
-        """Whether the next line is the answer to something."""
+        """True if the next line is the answer to something."""
         return self._asked is not None and self._answer is None
 
     def _parse(self, line: bytes) -> None:
@@ -582,7 +582,7 @@ def _watchdog() -> Watchdog:
 
 @cache
 def _mark() -> str:
-    """What all that workers start can be told by, wherever it has gone."""
+    """The mark by which all that workers start is known, wherever it has gone."""
     return secrets.token_hex(16)
 
 
@@ -723,4 +723,4 @@ def _seconds(value: object) -> timedelta:
 
 
 _FACTS = readers(_seconds, "30", '{"order": "why it is accepted"}')
-"""How each key of the header is read: as in an SQL file, but for durations, which are numbers."""
+"""The reader of each key of the header: as in an SQL file, but for durations, which are numbers."""

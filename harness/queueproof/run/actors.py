@@ -1,4 +1,4 @@
-"""Who acts in a run, and the operation that each has begun."""
+"""The actors of a run, and the operation that each has begun."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Flight:
 
     @property
     def calls(self) -> tuple[Call, ...]:
-        """What it counts as."""
+        """The calls that it counts as."""
         return (self.call,) if self.claim is None else (self.call, self.claim)
 
 
@@ -63,7 +63,7 @@ class Actor:
     pooled: Session | None = None  # the connection of a pool that its last transaction ran on
 
     def open_claims(self) -> list[int]:
-        """Which of its claims it has not ended."""
+        """Indices of its claims that it has not ended."""
         return [n for n, (ref, _) in enumerate(self.claims) if ref not in self.ended]
 
     def has(self, nth: int) -> bool:
@@ -72,11 +72,11 @@ class Actor:
 
     @property
     def holds(self) -> bool:
-        """Whether it has a job, as far as it knows."""
+        """True if it has a job, as far as it knows."""
         return any(ref not in self.ended and ref not in self.lost for ref, _ in self.claims)
 
     def batch(self, nth: int, part: Part = "all") -> list[tuple[Ref, Claim]]:
-        """What its `nth` successful claim got, or a part of it.
+        """The jobs that its `nth` successful claim got, or a part of them.
 
         One of each of its claims: the first job that no claim before has brought to the batch, for
         an answer that names a job says nothing of which claim it was for.

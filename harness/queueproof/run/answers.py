@@ -1,4 +1,4 @@
-"""What operations are asked with, and what their answers say."""
+"""The arguments of operations, and what their answers say."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ FAULT_STATES = frozenset({"40P01", "57P01", "08006"})
 
 
 def enqueue_arguments(queue: Queue, spec: JobSpec, payload: int) -> dict[str, object]:
-    """What an enqueue of a job is asked with.
+    """The arguments of an enqueue of a job.
 
     Args:
         payload: A number that no other job of the run has.
@@ -54,7 +54,7 @@ def _large() -> str:
 
 
 def mistaken(calls: Sequence[Call], claims: Iterable[Claim]) -> str:
-    """What is wrong with claims that answer a job with another one's payload; else nothing.
+    """The mistake in claims that answer a job with another one's payload; else nothing.
 
     Args:
         calls: Those so far; an enqueue's payload says which one it was.
@@ -152,7 +152,7 @@ def done(calls: Iterable[Call]) -> set[str]:
 
 
 def told(call: Call, value: Any) -> str:  # noqa: ANN401 - any answer of an operation
-    """What a trace says of an answer.
+    """The text of an answer in a trace.
 
     Args:
         call: The operation, with its answer.

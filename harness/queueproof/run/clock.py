@@ -22,7 +22,7 @@ $$
 
 
 class Clock:
-    """What `now()` and its kin show, as SQL that says so.
+    """The time that `now()` and its kin show, as SQL that says so.
 
     Attributes:
         shift: Seconds by which it is ahead of real time.
@@ -54,7 +54,7 @@ class Clock:
         self._server = datetime.fromisoformat(moment()).timestamp() - asked
 
     def shown(self, ahead: float) -> datetime:
-        """What the clock of a worker shows.
+        """The time that the clock of a worker shows.
 
         Args:
             ahead: Seconds by which it is wrong.

@@ -170,7 +170,7 @@ class Drain:
         return len(drainer.claims) > first
 
     def _outstanding(self, drainer: Actor) -> bool:
-        """Whether a job may still come out."""
+        """True if a job may still come out."""
         if "jobs" in self._queue.offers:
             call = self._execution.perform(drainer, Do("jobs"))
             if call is not None and call.states is not None:
@@ -188,7 +188,7 @@ class Drain:
         return bool(left)
 
     def _leaves_out(self, states: Mapping[str, State]) -> bool:
-        """Whether a list lacks a job that nothing has ended: it is lost, or the list is wrong."""
+        """True if a list lacks a job that nothing has ended: it is lost, or the list is wrong."""
         if self._execution.state.disturbed:
             return False
         unseen = set[str]()

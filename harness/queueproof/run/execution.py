@@ -390,7 +390,7 @@ class Execution:
             self.state.note_read(flight, result)
 
     def _harmless(self, flight: Flight, result: Result) -> bool:
-        """Whether a statement neither wrote nor locked: then its commit shows nothing."""
+        """True if a statement neither wrote nor locked: then its commit shows nothing."""
         if result.affected and result.command != "SELECT":
             return False
         # What answered nothing got no lock by trying; and pg_locks takes longer than the rest.

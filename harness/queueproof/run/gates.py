@@ -106,7 +106,7 @@ class Scheduler(LibpqSession):
         return [int(pid) for pid in value[1:-1].split(b",")] if len(value) > 2 else []  # noqa: PLR2004 - both braces
 
     def moment(self) -> str:
-        """What the server's own clock shows, as text."""
+        """The time that the server's own clock shows, as text."""
         return self._asked("moment").decode()
 
     def move(self, shift: str, earlier: str) -> str:

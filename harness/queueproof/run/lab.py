@@ -83,7 +83,7 @@ FROM pg_catalog.pg_statio_user_tables
 
 
 class Lab:
-    """Where one queue's runs take place: its database, its sessions, its clock.
+    """The place for one queue's runs: its database, its sessions, its clock.
 
     Attributes:
         queue: The queue under test.
@@ -172,7 +172,7 @@ class Lab:
 
     @property
     def sees_neighbours(self) -> bool:
-        """Whether the queue may see what others do on its server: somebody's, who may be there."""
+        """True if the queue may see what others do on its server: somebody's, who may be there."""
         return self.queue.sees_cluster and not self.server.ours
 
     @property
@@ -464,7 +464,7 @@ class Lab:
         self._control.open_gate(session.pid)
 
     def is_at_row(self, session: Session) -> bool:
-        """Whether a session that has stopped at a gate has locked a row, and not the next."""
+        """True if a session that has stopped at a gate has locked a row, and not the next."""
         if session.said:
             return session.said == "row"
         found = self._admin.execute(_AT_ROW, [GATE_KEYS["row"], session.pid]).fetchone()
@@ -625,7 +625,7 @@ class Lab:
 
     @property
     def can_count(self) -> bool:
-        """Whether the server can be made to report what its backends have touched."""
+        """True if the server can be made to report what its backends have touched."""
         return self._admin.info.server_version >= _FLUSHES
 
     def touched(self) -> int:

@@ -111,12 +111,12 @@ def _held_responsible(server: Server, conninfo: str) -> Iterator[None]:
 
 
 def _in_function(error: Exception) -> bool:
-    """Whether an error comes from a function that one of the harness's statements has set off."""
+    """True if an error comes from a function that one of the harness's statements has set off."""
     return isinstance(error, psycopg.Error) and "function" in (error.diag.context or "")
 
 
 def _start_of(conninfo: str) -> object:
-    """When a server was started; None where it does not say."""
+    """The time at which a server was started; None where it does not say."""
     try:
         with psycopg.connect(conninfo, connect_timeout=_ALIVE) as connection:
             # As text: psycopg reads times in the style ISO alone, and a role may have another.

@@ -1,4 +1,4 @@
-"""What one run did: its history, its trace, and where the schedule chose."""
+"""The record of one run: its history, its trace, and where the schedule chose."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Event: TypeAlias = Literal[
     "crash",
     "fault",  # one of `FAULTS`: the operation of the beat's call
 ]
-"""What happens in a run."""
+"""The kinds of events in a run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +73,7 @@ class Choice:
 
 @dataclass(slots=True)
 class Run:
-    """What one run did.
+    """The record of one run.
 
     Attributes:
         history: What was asked and answered.
@@ -98,5 +98,5 @@ class Run:
 
     @property
     def ambiguous(self) -> bool:
-        """Whether the schedule alone did not decide what happened."""
+        """True if the schedule alone did not decide what happened."""
         return self.certain is not None

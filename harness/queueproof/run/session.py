@@ -86,16 +86,16 @@ class Session(ABC):
     @property
     @abstractmethod
     def in_transaction(self) -> bool:
-        """Whether a transaction is open, failed ones included."""
+        """True if a transaction is open, failed ones included."""
 
     @property
     @abstractmethod
     def closed(self) -> bool:
-        """Whether the connection is gone."""
+        """True if the connection is gone."""
 
     @property
     def busy(self) -> bool:
-        """Whether a transaction is open, be it that of one statement."""
+        """True if a transaction is open, be it that of one statement."""
         return self.in_transaction
 
     @property
@@ -213,7 +213,7 @@ class LibpqSession(Session):
 
     @property
     def in_transaction(self) -> bool:
-        """Whether a transaction is open, failed ones included."""
+        """True if a transaction is open, failed ones included."""
         status = self.pgconn.transaction_status
         return bool(self._begins) or status != pq.TransactionStatus.IDLE
 
@@ -238,7 +238,7 @@ class LibpqSession(Session):
 
     @property
     def closed(self) -> bool:
-        """Whether the connection is gone."""
+        """True if the connection is gone."""
         return self.pgconn.status != pq.ConnStatus.OK
 
     def send(self, step: Step, *, begin: bool = False) -> None:
@@ -459,7 +459,7 @@ class LibpqSession(Session):
             self._answered(statement)
 
     def _answered(self, sql: str) -> PGresult:
-        """What the server says to the harness's own statement."""
+        """The server's answer to the harness's own statement."""
 
         def what() -> str:
             return f"PostgreSQL to answer {self.name}: {_shown(sql)}"
@@ -585,7 +585,7 @@ def _squeezed(statement: str) -> str:
 
 @lru_cache(maxsize=4096)
 def _names_setting(statement: str) -> bool:
-    """Whether it may make a setting of the queue's own."""
+    """True if a statement may make a setting of the queue's own."""
     return bool(_OWN_SETTING.search(statement))
 
 

@@ -25,7 +25,7 @@ POOL = 5  # connections that take turns; a prime, as operations repeat every few
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """What holds for every run of a runner.
+    """The terms that hold for every run of a runner.
 
     Attributes:
         split: Whether a statement outside a transaction is split from its commit.
@@ -49,7 +49,7 @@ class Terms:
 
 
 class RunState:
-    """What is known in the middle of a run, and recorded of it; `Execution` acts on it.
+    """The state in the middle of a run, and its record; `Execution` acts on it.
 
     Attributes:
         terms: What holds for every run.
@@ -79,7 +79,7 @@ class RunState:
         self._turn = 0
 
     def actor(self, name: str) -> Actor:
-        """Who acts under a name, from now on at the latest."""
+        """The actor under a name, from now on at the latest."""
         if name not in self.actors:
             worker = worker_of(name)
             actor = Actor(name, identity(worker), beside=worker != name)
@@ -92,7 +92,7 @@ class RunState:
     # --- who may do what ------------------------------------------------------------------------
 
     def able(self, actor: Actor) -> bool:
-        """Whether an actor can go on; drops for good what is not `possible` at its turn."""
+        """True if an actor can go on; drops for good what is not `possible` at its turn."""
         if not actor.alive or actor.blocked:
             return False
         if actor.flight is not None:
@@ -102,14 +102,14 @@ class RunState:
         return bool(actor.todo) and not self.must_wait(actor.todo[0])
 
     def must_wait(self, do: Do) -> bool:
-        """Whether a leader is in the middle of what no other process may do beside it."""
+        """True if a leader is in the middle of what no other process may do beside it."""
         if not self.queue.leader or do.kind not in MAINTENANCE:
             return False
         flights = (actor.flight for actor in self.actors.values())
         return any(flight.call.kind in MAINTENANCE for flight in flights if flight)
 
     def possible(self, actor: Actor, do: Do) -> bool:
-        """Whether an operation has a subject: a job that a claim did not get cannot be ended."""
+        """True if an operation has a subject: a job that a claim did not get cannot be ended."""
         match do.kind:
             case "heartbeat" if actor.beside and self.lab.by_clients:
                 return False  # a worker process does one thing after another
@@ -145,7 +145,7 @@ class RunState:
                 return FAULTS[do.kind].of_server or self.victim(actor, do).alive
 
     def _may_name(self, actor: Actor, claims: list[tuple[Ref, Claim]]) -> bool:
-        """Whether a worker may act on some of its claims.
+        """True if a worker may act on some of its claims.
 
         In the transaction of a claim it acts on that claim and no other. It knows when that
         transaction has ended, and then sends nothing of it (rule 19).
@@ -163,7 +163,7 @@ class RunState:
         return self.actor(f"w{do.worker}") if do.worker else actor
 
     def may_stop(self, actor: Actor) -> bool:
-        """Whether a running statement may stop at a gate, or wait for somebody the run knows of."""
+        """True if a running statement may stop at a gate, or wait for somebody the run knows of."""
         if self.terms.conditions.gate is not None and actor.name != DRAINER:
             return True
         return any(
@@ -337,7 +337,7 @@ class RunState:
 
 
 def _begins_a_limit(call: Call) -> bool:
-    """Whether a delay, a lease or a backoff is counted from a call."""
+    """True if a delay, a lease or a backoff is counted from a call."""
     if call.kind in {"enqueue", "claim"}:
         return bool(call.ids)
     return call.kind in {"heartbeat", "fail"} and call.answer == "accepted" and bool(call.refs)

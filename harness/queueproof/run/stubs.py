@@ -1,4 +1,4 @@
-"""What a schema names and its server lacks, such as what a host brings: stubs to write for it."""
+"""Stubs for what a schema names and its server lacks, such as what a host brings."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def stubs(
     step: Step,
     error: ServerError,
 ) -> str:
-    """What to write ahead of a schema so that it can be installed, as far as that helps.
+    """The stubs to write ahead of a schema so that it can be installed, as far as that helps.
 
     Each stub is made, and the installation goes on: the database is good for nothing else then.
 

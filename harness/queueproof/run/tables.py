@@ -37,7 +37,7 @@ WHERE c.oid > %s AND c.relkind IN ('r', 'p', 'v', 'm', 'S') AND c.relpersistence
   AND NOT EXISTS (SELECT FROM pg_depend d WHERE d.objid = c.oid AND d.deptype = 'e')
 ORDER BY c.relkind = 'S', c.oid
 """
-"""What drops each relation that came later; last come sequences, which go with their tables."""
+"""A DROP for each relation that came later; last come sequences, which go with their tables."""
 
 QUIET = "SELECT clock.quiet()"
 """Keeps triggers and foreign keys from acting for the rest of a session: see rights.sql."""
@@ -100,7 +100,7 @@ class _Calm(NamedTuple):
 
 
 def _calm(admin: waits.LimitedConnection, tables: Sequence[str], *, superuser: bool) -> _Calm:
-    """What has to be switched off where the harness changes the tables itself, and on again.
+    """The statements before and after a change that the harness makes to the tables itself.
 
     Args:
         superuser: Whether the harness does so after `QUIET`.

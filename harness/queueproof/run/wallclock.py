@@ -19,7 +19,7 @@ from queueproof.queues.model import Operation, Step, T, resumed
 from queueproof.queues.processclock import moved
 
 MOVABLE = find_spec("time_machine") is not None
-"""Whether the process' clock can be moved."""
+"""True if the process' clock can be moved."""
 
 _NEAR = timedelta(days=1.6)  # what a time zone and a delay of hours make of this moment
 _DATE = re.compile(r"\b(20\d\d-\d\d-\d\d)[ T](\d\d:\d\d:\d\d)")
@@ -50,7 +50,7 @@ def resumed_at(operation: Operation[T], shift: Callable[[], float]) -> Operation
 
 
 def carries_now(step: Step) -> bool:
-    """Whether a date or a number of seconds near to this moment stands in a statement."""
+    """True if a date or a number of seconds near to this moment stands in a statement."""
     now = datetime.now(UTC)
     for text in (step.sql, *(str(value) for value in step.params.values())):
         for day, clock in _DATE.findall(text):

@@ -121,7 +121,7 @@ class ClientSession(Session):
 
     @property
     def settings(self) -> list[str]:
-        """What a new connection of it is told first."""
+        """The statements that a new connection of it runs first."""
         return [f"SET {name} = {value}" for name, value in self._settings.items()]
 
     @property
@@ -149,21 +149,21 @@ class ClientSession(Session):
 
     @property
     def in_transaction(self) -> bool:
-        """Whether a transaction is open on one of its connections, failed ones included."""
+        """True if a transaction is open on one of its connections, failed ones included."""
         return any(connection.in_transaction for connection in self.connections)
 
     @property
     def closed(self) -> bool:
-        """Whether its process has ended."""
+        """True if its process has ended."""
         return not self._process.alive
 
     @property
     def busy(self) -> bool:
-        """Whether one of its connections is in the middle of anything."""
+        """True if one of its connections is in the middle of anything."""
         return not all(connection.idle for connection in self.connections)
 
     def quieten(self) -> bool:
-        """Whether it has answered everything, and waits with no transaction open."""
+        """True if it has answered everything, and waits with no transaction open."""
         self._wire.pump(0)
         if self.closed or self._asked or self.in_transaction or self.disturbed:
             return False
@@ -254,7 +254,7 @@ class ClientSession(Session):
         return False
 
     def result(self) -> Result:
-        """What has happened since the last `send`.
+        """The result of what has happened since the last `send`.
 
         Raises:
             WorkerError: The worker has died, or talks nonsense.
@@ -347,7 +347,7 @@ class ClientSession(Session):
 
 
 class ClientLab(Lab):
-    """Where the runs of a queue take place whose workers are processes of their own.
+    """The place for the runs of a queue whose workers are processes of their own.
 
     Attributes:
         queue: The queue under test.
@@ -512,7 +512,7 @@ class ClientLab(Lab):
         self._under_way = True
 
     def _settings_of(self, owner: str) -> Sequence[str]:
-        """What a new connection is told before a worker may use it."""
+        """The statements that a new connection runs before a worker may use it."""
         found = (s for s in self._clients if s.owner == owner)
         return [statement for session in found for statement in session.settings]
 
@@ -611,7 +611,7 @@ class ClientLab(Lab):
             self._control.lock_gate(pid)
 
     def has_written(self, pid: int) -> bool:
-        """Whether the open transaction of a backend has changed or locked a row."""
+        """True if the open transaction of a backend has changed or locked a row."""
         return self._admin.execute(_WROTE, [pid]).fetchone() == (True,)
 
     def cancel(self, pids: Sequence[int]) -> None:
@@ -628,7 +628,7 @@ class ClientLab(Lab):
         return moved
 
     def original(self, statement: str) -> str:
-        """What a worker wrote where the server got this."""
+        """The statement that a worker wrote, where the server got this one."""
         return self._written.get(statement, statement)
 
     def notice(self, step: Step) -> None:

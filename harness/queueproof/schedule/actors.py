@@ -1,4 +1,4 @@
-"""Who acts beside a program's own actors, and what a queue knows an actor as."""
+"""The actors beside a program's own, and the name by which a queue knows an actor."""
 
 from __future__ import annotations
 
@@ -29,5 +29,5 @@ def call_workers_apart(process: int) -> None:
 
 
 def identities(name: str) -> re.Pattern[str]:
-    """What finds a worker's name in a text, whichever process it has acted in."""
+    """The pattern that finds a worker's name in a text, whichever process it has acted in."""
     return re.compile(re.escape(identity(name)[:-_TAIL]) + f"[0-9a-f]{{{_TAIL}}}")

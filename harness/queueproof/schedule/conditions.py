@@ -34,19 +34,20 @@ _PLACES = {"w1": 0, "w2": 1, "reaper": 2, "producer": 0, DRAINER: 1}
 _AHEAD = {"w1": -7203.7, "w2": 7203.7, "reaper": 7203.7, "producer": 3607.1, DRAINER: 0.0}
 
 Gate: TypeAlias = Literal["statement", "row", "every", "query"]
-"""Where inside a statement a session stops: one that changes a table with its snapshot taken and
-nothing read, or with a row chosen and locked; a query with its snapshot taken and nothing read."""
+"""The place inside a statement where a session stops: one that changes a table with its snapshot
+taken and nothing read, or with a row chosen and locked; a query with its snapshot taken and
+nothing read."""
 
 Isolation: TypeAlias = Literal["read committed", "repeatable read", "serializable"]
 """The levels that PostgreSQL tells apart."""
 
 Pooled: TypeAlias = Literal["first idle", "round robin"]
-"""How a pooler in transaction mode may choose (PgBouncer's server_round_robin = 0 and 1)."""
+"""The ways a pooler in transaction mode may choose (PgBouncer's server_round_robin = 0 and 1)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Conditions:
-    """What holds for every session of a run.
+    """The conditions that hold for every session of a run.
 
     Attributes:
         gate: Where inside their statements sessions stop.
@@ -72,7 +73,7 @@ class Conditions:
     far: bool = False
 
     def settings(self, actor: str) -> Mapping[str, str]:
-        """What an actor's session sets when it begins."""
+        """The settings that an actor's session makes when it begins."""
         wanted = dict(PLANNERS[self.planner]) if self.planner else {}
         if self.isolation:
             wanted["default_transaction_isolation"] = f"'{self.isolation}'"
@@ -121,7 +122,7 @@ class Conditions:
         return ""
 
     def to_data(self) -> dict[str, Any]:
-        """What differs from plain conditions, for a replay token."""
+        """The fields that differ from plain conditions, for a replay token."""
         return {
             f.name: value for f in fields(self) if (value := getattr(self, f.name)) != f.default
         }

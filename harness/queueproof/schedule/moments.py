@@ -1,4 +1,4 @@
-"""How far clocks are moved, and how close to a limit somebody looks."""
+"""The spans by which clocks are moved, and the margin before a limit at which somebody looks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who does what: programs as data, small enough to print, shrink and replay."""
+"""Programs as data that says who does what, small enough to print, shrink and replay."""
 
 from __future__ import annotations
 
@@ -21,18 +21,19 @@ OperationKind: TypeAlias = Literal[
     "promote",
     "start",
 ]
-"""What actors ask a queue for. `install` comes before a program begins, and so does the `start` of
-a worker whose script does not say when; `complete_and_claim` counts as two operations."""
+"""The operations that actors ask a queue for. `install` comes before a program begins, and so does
+the `start` of a worker whose script does not say when; `complete_and_claim` counts as two
+operations."""
 
 FaultKind: TypeAlias = Literal["lose", "terminate", "restart"]
-"""What happens to connections, backends and the server."""
+"""The faults that happen to connections, backends and the server."""
 
 DoKind: TypeAlias = (
     OperationKind
     | FaultKind
     | Literal["complete_and_claim", "crash", "advance", "until", "align", "rewrite"]
 )
-"""What an actor does."""
+"""The kinds of operations that an actor does."""
 
 Part: TypeAlias = Literal["all", "every other", "one of each"]
 """Of a batch: its jobs, every other one of them, or one job of each of its worker's batches."""
@@ -96,7 +97,7 @@ class JobSpec(NamedTuple):
 
 
 class FaultFacts(NamedTuple):
-    """What may happen to a connection, a backend or the server, as a step of a program.
+    """A fault that may happen to a connection, a backend or the server, as a step of a program.
 
     Attributes:
         several: What a card calls several of it.
@@ -118,7 +119,7 @@ FAULTS: Mapping[FaultKind, FaultFacts] = {
 
 
 Schedule: TypeAlias = tuple[int, ...]
-"""Which actor goes on, choice by choice; 0 is the one that acted last, and what is left out."""
+"""The actor that goes on, choice by choice; 0 is the one that acted last, and what is left out."""
 
 Script: TypeAlias = tuple[str, tuple[Do, ...]]
 """An actor and what it does, in this order."""
@@ -187,12 +188,12 @@ class Program(NamedTuple):
         return sorted({"default", *(job.queue for job in self.specs)})
 
     def does(self, kind: DoKind) -> bool:
-        """Whether some actor does an operation of a kind."""
+        """True if some actor does an operation of a kind."""
         return any(do.kind == kind for stage in self.stages for _, dos in stage for do in dos)
 
     @property
     def races(self) -> bool:
-        """Whether anybody acts beside somebody else."""
+        """True if anybody acts beside somebody else."""
         return any(len(stage) > 1 for stage in self.stages)
 
     @property
@@ -236,7 +237,7 @@ class Program(NamedTuple):
 
 
 def _fields(one: Do | JobSpec) -> dict[str, Any]:
-    """What differs from the defaults."""
+    """The fields that differ from the defaults."""
     plain = one._field_defaults
     return {name: value for name, value in one._asdict().items() if value != plain.get(name)}
 
@@ -300,7 +301,7 @@ def worker_of(actor: str) -> str:
 
 
 MAINTENANCE: frozenset[DoKind] = frozenset({"recover", "promote", "cleanup"})
-"""What one process at a time runs, where there is a leader."""
+"""The operations that one process at a time runs, where there is a leader."""
 COMPLETE_ALL = Do("complete_many")
 COMPLETES = frozenset({"complete", "complete_many"})
 

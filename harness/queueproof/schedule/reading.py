@@ -1,4 +1,4 @@
-"""What somebody else has written, as JSON gives it, read as what the types say."""
+"""Data that somebody else has written, as JSON gives it, read as what the types say."""
 
 from __future__ import annotations
 

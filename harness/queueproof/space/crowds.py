@@ -139,7 +139,7 @@ class _Drawing:
         return Crowd(Program(tuple(jobs), tuple(stages), tuple(reserve)), tuple(choices))
 
     def _chosen(self) -> list[_Acts]:
-        """What is done, each as often as its weight says; some of it is not done at all."""
+        """The acts that are done, each as often as its weight says; some are not done at all."""
         offers = self.pieces.offers
         known: list[tuple[bool, int, _Acts]] = [
             *((do.kind in offers, 3, partial(self._ends, do.kind)) for do in self.pieces.enders()),

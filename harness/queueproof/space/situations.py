@@ -154,7 +154,7 @@ class Situation(NamedTuple):
 
 
 _May: TypeAlias = tuple[str, Do, Mapping[str, Any]]
-"""Who may do what, and what is different of a situation then; nothing where it comes to nothing."""
+"""An actor, its act, and what changes in a situation then; nothing where it comes to nothing."""
 
 
 class Deed(NamedTuple):
@@ -232,7 +232,7 @@ class Space:
         return at.job.phase, at.waits, at.lease(self.rules.lease), at.job.crashed, last
 
     def _is_last(self, at: Situation) -> bool:
-        """Whether the job has no attempt left."""
+        """True if the job has no attempt left."""
         return self._bound is not None and at.job.exhausted
 
     # --- what may happen ------------------------------------------------------------------------
@@ -243,7 +243,7 @@ class Space:
         return [deed for deed in known if deed.do.kind == "promote"] if at.over else known
 
     def _steps(self, at: Situation) -> list[Deed]:
-        """What may happen; of two who never had the job it is all one which of them acts."""
+        """Deeds that may happen; of two who never had the job it is all one which of them acts."""
         second = f"w{len({call.actor for call in at.claims}) + 2}"
         return [deed for deed in self._deeds(at).values() if deed.actor != second]
 
@@ -258,7 +258,7 @@ class Space:
         return self._known[at.key]
 
     def _done(self, at: Situation) -> Iterator[_May]:
-        """What somebody may do to the job, or try to."""
+        """The acts that somebody may do to the job, or try to."""
         offers = self.pieces.offers
         yield *_only_do(NEW), self._born(at)
         if at.job.phase == Phase.ABSENT:
@@ -283,7 +283,7 @@ class Space:
             yield *_only_do(CLEAN), {"cleaned": at.cleaned or at.job.phase in FINISHED}
 
     def _passing(self, at: Situation) -> Iterator[_May]:
-        """How time may pass, to a moment before and after whatever ends by itself."""
+        """The ways in which time may pass, to a moment before and after whatever ends by itself."""
         lease = self.rules.lease
         spans: list[float] = []
         if at.holder and lease is not None:
@@ -307,7 +307,7 @@ class Space:
         return [call for call in at.claims if call.actor == who]
 
     def _ends_by(self, nth: int) -> Iterator[Do]:
-        """How a worker may act on what it has got by one of its claims."""
+        """The ways in which a worker may act on what it has got by one of its claims."""
         alone = self.pieces.enders(nth * self.batch)
         if self.batch == 1:
             yield from alone
@@ -349,7 +349,7 @@ class Space:
         return {"job": outcome[0], "claims": (*at.claims, call), "ends": ends, "lined": True}
 
     def _is_lost(self, at: Situation) -> bool:
-        """Whether the job's holder has certainly lost it."""
+        """True if the job's holder has certainly lost it."""
         return at.lease(self.rules.lease) == "lapsed" or (at.job.crashed and self.rules.tied)
 
     def _ends(self, at: Situation, who: str, do: Do) -> Mapping[str, Any]:
@@ -524,7 +524,7 @@ class Space:
         return (deed.script, (other[0] + beats, other[1]))
 
     def _is_apart(self, at: Situation, deed: Deed, walk: tuple[Deed, ...]) -> bool:
-        """Whether it is all one who goes first: it ends the same, and the act does the same."""
+        """True if it is all one who goes first: it ends the same, and the act does the same."""
         there = walk[-1].after
         end = self._replayed(there, [deed])
         does = deed.after.key != at.key
@@ -542,7 +542,7 @@ class Space:
         return known and (late or deed.actor == walk[0].actor)
 
     def _replayed(self, at: Situation, deeds: Iterable[Deed]) -> Kind | None:
-        """Where it leads when the same is done in another situation; None where it cannot be."""
+        """The end of the same deeds in another situation; None where they cannot be done."""
         for deed in deeds:
             again = self._deeds(at).get(deed.script)
             if again is None:
@@ -580,7 +580,7 @@ class Space:
         return (script("w8", claim(self.batch), the_same),) if ends else ()
 
     def _role(self, at: Situation, deed: Deed) -> str:
-        """Who acts: the holder, somebody else, or how the claim has ended that is named."""
+        """The actor's role: the holder, somebody else, or how the claim that is named has ended."""
         had = self._of(at, deed.actor)
         if not had:
             return ""
@@ -588,7 +588,7 @@ class Space:
         return dict(zip_longest(map(id, at.claims), at.ends, fillvalue="holder"))[id(by)]
 
     def _walks(self, at: Situation, deed: Deed) -> Iterator[tuple[Deed, ...]]:
-        """What may go on while an act is under way: any act, or several that come to something."""
+        """Acts that may go on while one is under way: any, or several that come to something."""
         here = {at.key}
         paths: list[tuple[tuple[Deed, ...], Situation]] = [((), at)]
         for length in range(1, WALK + 1):
@@ -743,7 +743,7 @@ def spaces(pieces: Pieces, rules: Declared) -> list[Space]:
 
 
 def _bounds(pieces: Pieces) -> list[int]:
-    """How often a job may run: the fewest and the most; 0: as the queue's header says."""
+    """The times that a job may run: the fewest and the most; 0: as the queue's header says."""
     bounds = pieces.bounds() or [0]
     return list(dict.fromkeys((bounds[0], bounds[-1])))
 

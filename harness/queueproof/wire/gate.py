@@ -45,7 +45,7 @@ _UNREACHABLE = "08001"
 
 
 class Held(NamedTuple):
-    """What stands before the gate.
+    """A step that stands before the gate.
 
     Attributes:
         kind: `query` and `execute` run something; `sync` commits what an `execute` did.
@@ -99,35 +99,35 @@ class Connection:
 
     @property
     def opened(self) -> bool:
-        """Whether its client has begun to log in, and the connection is not gone."""
+        """True if its client has begun to log in, and the connection is not gone."""
         return self._phase in {"login", "ready"} and not self.closed
 
     @property
     def in_transaction(self) -> bool:
-        """Whether an explicit transaction is open, failed ones included."""
+        """True if an explicit transaction is open, failed ones included."""
         return self._pipeline.in_transaction
 
     @property
     def running(self) -> bool:
-        """Whether something was let through that the server has not finished with."""
+        """True if the server has not finished with something that was let through."""
         unfinished = self._step is not None or not self._pipeline.answered
         return unfinished and not self.closed
 
     @property
     def idle(self) -> bool:
-        """Whether nothing of its client's is held, running, unanswered or half sent."""
+        """True if nothing of its client's is held, running, unanswered or half sent."""
         unfinished = self._inbox or self._group or self._client_parser.pending
         return self._rests and not unfinished
 
     @property
     def _rests(self) -> bool:
-        """Whether the server waits for a new command."""
+        """True if the server waits for a new command."""
         free = self._phase == "ready" and not self._own and not self.closed
         return free and self._pipeline.rests
 
     @property
     def tag(self) -> str:
-        """What the server called the command that it completed last, such as `UPDATE 1`.
+        """The server's name for the command that it completed last, such as `UPDATE 1`.
 
         Empty after a step that has failed.
         """
@@ -533,7 +533,7 @@ class Wire:
             connection.switch()
 
     def holds(self, owner: str) -> bool:
-        """Whether what an owner's clients execute is held back."""
+        """True if what an owner's clients execute is held back."""
         return owner in self._owners and self._owners[owner].held
 
     def drop(self, connection: Connection) -> None:
@@ -546,7 +546,7 @@ class Wire:
 
     @property
     def upstream(self) -> Upstream:
-        """Where `conninfo` leads.
+        """The server that `conninfo` leads to.
 
         Raises:
             ServerUnavailableError: The server does not let us in without encryption.

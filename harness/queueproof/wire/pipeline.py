@@ -1,4 +1,4 @@
-"""What a client has asked of the server, and what the server still owes for it; no I/O."""
+"""A client's requests, and the answers that the server still owes for them; no I/O."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _PRIVATE = frozenset(
 
 @dataclass(eq=False, slots=True)
 class PreparedStatement:
-    """What was prepared.
+    """A statement that was prepared.
 
     Attributes:
         sql: As the client wrote it.
@@ -94,12 +94,12 @@ class Pipeline:
 
     @property
     def answered(self) -> bool:
-        """Whether the server owes nothing."""
+        """True if the server owes nothing."""
         return not self._due
 
     @property
     def rests(self) -> bool:
-        """Whether the server owes nothing, and waits for a new command."""
+        """True if the server owes nothing, and waits for a new command."""
         return self._synced and not self._due
 
     # --- from the client ------------------------------------------------------------------------
@@ -137,7 +137,7 @@ class Pipeline:
         return Due("P", statement, undo)
 
     def portal(self, execute: Message) -> Portal:
-        """What an Execute runs."""
+        """The portal that an Execute runs."""
         return self._portals.get(protocol.read_text(execute.body), Portal())
 
     def sent(self, message: Message, noted: Due | None = None) -> None:

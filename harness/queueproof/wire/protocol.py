@@ -59,7 +59,7 @@ _JSONB = 3802  # in pg_type
 
 
 class ProtocolError(QueueproofError):
-    """What came over a connection is no PostgreSQL protocol."""
+    """The bytes that came over a connection are no PostgreSQL protocol."""
 
 
 class Message(NamedTuple):
@@ -100,7 +100,7 @@ class Parser:
 
     @property
     def pending(self) -> bool:
-        """Whether the beginning of a message has come, and its end has not."""
+        """True if the beginning of a message has come, and its end has not."""
         return bool(self._buffer or self._left)
 
     def feed(self, data: bytes) -> list[Message]:
@@ -119,7 +119,7 @@ class Parser:
         return found
 
     def _end(self, start: int) -> int | None:
-        """Where the message, or piece, that begins at a place ends; None if it has not come."""
+        """The end of the message, or piece, that begins at a place; None if it has not come."""
         if self._left:
             end = start + min(self._left, PIECE)
         elif self._begun:

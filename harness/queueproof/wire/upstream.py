@@ -1,4 +1,4 @@
-"""Where the server is that clients are passed on to, and as whom they log in."""
+"""The address of the server that clients are passed on to, and their login there."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _ENCRYPTED = frozenset({"require", "verify-ca", "verify-full"})
 
 @dataclass(frozen=True, slots=True)
 class Upstream:
-    """Where the server is, and as whom clients log in."""
+    """The address of the server, and the login of clients."""
 
     family: socket.AddressFamily
     address: str | tuple[str, int]
