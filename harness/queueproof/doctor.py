@@ -1,4 +1,4 @@
-"""What this machine has of all that a check can use, and what the rest would add."""
+"""The tools on this machine that a check can use, and what the missing ones would add."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Tool:
 
 
 class _Thing(NamedTuple):
-    """What is looked for: `look` answers a version, None where it is missing, or raises."""
+    """A thing to look for: `look` answers a version, None where it is missing, or raises."""
 
     name: str
     look: Callable[[], str | None]
@@ -142,7 +142,7 @@ def _pgbouncer() -> str | None:
 
 
 def _said(program: str, *arguments: str) -> str | None:
-    """What a program answers; None where it is not on PATH."""
+    """The answer of a program; None where it is not on PATH."""
     from queueproof import waits
 
     path = shutil.which(program)

@@ -1,4 +1,4 @@
-"""How a signal ends the process: soon, whatever it is doing then; no import that costs time."""
+"""The end of the process by a signal: soon, whatever it does then; no import that costs time."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _unsaid = threading.Lock()  # held once somebody has told that a signal ends the
 
 
 def at() -> float:
-    """When every wait of this process ends, by `time.monotonic`; infinite where nobody stops it."""
+    """The end of all waits of this process, by `time.monotonic`; infinite where nobody stops it."""
     return _ends
 
 

@@ -79,7 +79,7 @@ class ClassError(QueueError):
 
 
 class ServerError(Exception):
-    """What the server answered instead of rows: SQLSTATE and message, as PostgreSQL sent them.
+    """The server's answer instead of rows: SQLSTATE and message, as PostgreSQL sent them.
 
     Thrown into the operation's generator at the step that failed.
     """
@@ -122,7 +122,7 @@ COPYING = (
 """Why a statement is refused, in a file or when it runs."""
 
 OF_PSQL = "Is it a command of psql? The server has none of them: leave the line out."
-"""What to say of a line that begins with a backslash."""
+"""The message for a line that begins with a backslash."""
 
 
 def nearest(name: str, known: Iterable[str]) -> str:

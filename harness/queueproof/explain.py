@@ -31,7 +31,7 @@ _MEASURED: Mapping[str, str] = {
     "growth": "Buffers per claim are counted as finished jobs and a backlog fill the table.",
     "growth under a snapshot": "Buffers per claim are counted while an old snapshot is held open.",
 }
-"""What a guarantee's probe does."""
+"""The work of each probe, in a sentence."""
 # A line that is not empty, and no comment but one of the header's.
 _CHANGED = re.compile(r"[+-]\s*(?:-- \w+ = |(?!--)\S)")
 
@@ -81,7 +81,7 @@ def _body(path: Path) -> list[str]:
 
 
 def facts(guarantee: Guarantee) -> dict[str, str]:
-    """What there is to say of a guarantee beside its sentence, each under its heading."""
+    """The facts about a guarantee beside its sentence, each under its heading."""
     asks = f"enqueue and claim; {guarantee.asks}" if guarantee.asks else "enqueue and claim"
     return {
         "Why it matters": f"{guarantee.why[0].upper()}{guarantee.why[1:]}.",
@@ -95,7 +95,7 @@ def facts(guarantee: Guarantee) -> dict[str, str]:
 
 
 def _checked(guarantee: Guarantee) -> Iterator[str]:
-    """How it is checked, as its record has it."""
+    """The ways in which it is checked, as its record has them."""
     if guarantee.programs:
         yield (
             "queueproof runs short programs written for this guarantee, and random ones. Where"

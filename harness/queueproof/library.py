@@ -1,4 +1,4 @@
-"""What the command line does, to be called: `from queueproof import check, replay`."""
+"""The command line as functions to be called: `from queueproof import check, replay`."""
 
 from __future__ import annotations
 

@@ -101,7 +101,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def _is_worker(config: pytest.Config) -> bool:
-    """Whether this is a process of pytest-xdist's that runs some of the tests."""
+    """True if this is a process of pytest-xdist's that runs some of the tests."""
     return hasattr(config, "workerinput")
 
 
@@ -126,18 +126,18 @@ def refuse_unnamed(config: pytest.Config, home: Path) -> None:
 
 
 def examiner(config: pytest.Config) -> Examiner:
-    """What judges the queues of this run."""
+    """The examiner that judges the queues of this run."""
     return cast("Examiner", config.pluginmanager.get_plugin(_NAME))
 
 
 def _homes() -> list[Path]:
-    """Where the package has its scenarios."""
+    """The folders where the package has its scenarios."""
     spec = find_spec(_PACKAGE)
     return [Path(home).resolve() for home in (spec and spec.submodule_search_locations) or ()]
 
 
 def _are_run(arguments: Sequence[str], directory: Path) -> bool:
-    """Whether the scenarios, or some of them, are named on the command line."""
+    """True if the scenarios, or some of them, are named on the command line."""
     homes = _homes()
     named = [arg.partition("::")[0] for arg in arguments if not arg.startswith("-")]
     if any(f"{name}.".startswith(f"{_PACKAGE}.") for name in named):
@@ -251,7 +251,7 @@ class Examiner:
             yield lab
 
     def verdict(self, queue: Queue, guarantee: str) -> Verdict:
-        """What is found on one guarantee of a queue.
+        """The verdict on one guarantee of a queue.
 
         A queue is judged once, for all that the collected tests ask of it.
 

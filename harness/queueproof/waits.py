@@ -1,4 +1,4 @@
-"""How long the harness waits for others, and how: no wait is without an end.
+"""The waits of the harness for others, and their limits: no wait is without an end.
 
 While a server is frozen (a paused container, a network that drops packets), libpq's blocking calls
 do not return, and as long as they do not, Python runs no signal handler. So libpq is only called
@@ -94,11 +94,11 @@ class Limit:
 
     @property
     def what(self) -> str:
-        """What is waited for."""
+        """The name of what is waited for."""
         return self._what if isinstance(self._what, str) else self._what()
 
     def is_over(self) -> bool:
-        """Whether it has been waited as long as may be."""
+        """True if the wait has lasted as long as it may."""
         now = time.monotonic()
         if now >= ending.at():
             raise StoppedError(f"stopped while it waited for {self.what}")
@@ -150,7 +150,7 @@ def answer_of(program: Path | str, *arguments: str) -> subprocess.CompletedProce
 
 
 def ended(process: subprocess.Popen[Any], seconds: float) -> bool:
-    """Whether a process ends, and is reaped, within some seconds, or `GRACE`."""
+    """True if a process ends, and is reaped, within some seconds, or `GRACE`."""
     with suppress(LimitError):
         until(lambda: process.poll() is not None, seconds, "a process")
     return process.returncode is not None
@@ -210,7 +210,7 @@ def text(path: Path) -> str:
 # --- libpq --------------------------------------------------------------------------------------
 
 Meanwhile: TypeAlias = Callable[[], object]
-"""What somebody does again and again while he waits: others may have to act before he can go on."""
+"""A function that is called again and again during a wait, as others may have to act first."""
 
 
 def _ready(fd: int, wanted: Wait, limit: Limit, meanwhile: Meanwhile | None = None) -> Ready:

@@ -1,1 +1,1 @@
-"""What this repository needs and the wheel leaves out: the matrix, and the harness's own speed."""
+"""Tools of this repository that the wheel leaves out: the matrix, and the harness's own speed."""

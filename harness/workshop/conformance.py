@@ -93,7 +93,7 @@ class Row:
 
     @property
     def title(self) -> str:
-        """What a reader knows it by."""
+        """The name that a reader knows it by."""
         return NAMES.get(self.stem, self.stem) if self.peer else self.stem
 
     @property
@@ -145,7 +145,7 @@ class Row:
         return f"<!--[-->{words}<!--]({link})-->" if link else words
 
     def kept(self) -> str:
-        """Whether the promise holds, and what it breaks by."""
+        """The answer whether the promise holds, and what it breaks by."""
         rests_on = self.peer.rests_on if self.peer else ()
         found = {guarantee: self.verdicts[guarantee] for guarantee in rests_on}
         lost = [id_ for id_, verdict in found.items() if verdict in {"broken", "accepted"}]
@@ -171,7 +171,7 @@ class Row:
         return f"{MARKS[self.verdicts[guarantee]]} {reason}"
 
     def rest(self) -> str:
-        """What the other guarantees say."""
+        """The verdicts on the other guarantees."""
         return summary(j for j in self.card.guarantees if j.id != self.defect)
 
     def remark(self, guarantee: str) -> Remark | None:
@@ -282,7 +282,7 @@ def _examine_all(
 
 
 def _said(names: Sequence[str], directory: Path) -> dict[str, Peer]:
-    """What somebody else's queues say of themselves, with the versions that are judged."""
+    """The promises of somebody else's queues, with the versions that are judged."""
     remarks, said = read_remarks(directory / REMARKS), {}
     for name in names:
         if not name.startswith("peers/"):
@@ -335,7 +335,7 @@ def _whole(name: str, directory: Path) -> str:
 
 
 def _state(directory: Path, postgres: str | None) -> str:
-    """What all cards are made from, beside the queue: our code, what is installed, the server."""
+    """A hash of all that cards are made from, beside the queue: code, what is installed, server."""
     hashed = hashlib.sha256(f"{SEED} {PROFILE} {postgres}".encode())
     with as_file(files("queueproof")) as package:
         sources = sorted(path for path in package.rglob("*") if path.suffix in {".py", ".sql"})
@@ -351,7 +351,7 @@ def _state(directory: Path, postgres: str | None) -> str:
 
 
 def _place(kept: Path, state: str, name: str, directory: Path) -> Path:
-    """Where the card of a queue is kept: a change of anything is another place."""
+    """The file in which the card of a queue is kept: a change of anything is another file."""
     text = "" if name in PROGRAMS else _whole(name, directory)
     digest = hashlib.sha256(f"{state} {text}".encode()).hexdigest()
     return kept / f"{name.replace('/', '.')}.{digest[:16]}.json"

@@ -30,7 +30,7 @@ PROFILE = "quick"
 
 @dataclass(frozen=True)
 class Row:
-    """What became of one queue.
+    """The result for one queue.
 
     Attributes:
         name: Its file's stem.

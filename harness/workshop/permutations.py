@@ -78,7 +78,7 @@ _PROGRAM = Program(
 
 
 class Speed(NamedTuple):
-    """What was measured of one program.
+    """The measured speed of one program.
 
     Attributes:
         permutations: How many it has.

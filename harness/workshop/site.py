@@ -1,4 +1,4 @@
-"""What the documentation has from elsewhere: pages made of the catalogue, the code and results/.
+"""Pages of the documentation that come from elsewhere: the catalogue, the code and results/.
 
 MkDocs calls this as a hook (`make docs`). Nothing that it makes is committed, so no page can say
 other than what it is made of.
@@ -69,7 +69,7 @@ PLACES: Mapping[str, str] = {
     "strategies/peers": "queues/index.md#peers",
     "strategies/sound": "queues/index.md#sound",
 }
-"""What else they link to."""
+"""The other places that they link to."""
 FOLDERS: Mapping[str, str] = {
     "": "`skip_locked`, and queues that differ from it in one idea.",
     "sound": "Sound designs that have little in common: a false alarm would show.",
@@ -97,7 +97,7 @@ SEARCH |= {
     "stories/all": 2,  # by the name of a library
     "stories/": 0,
 }
-"""What a hit on a page counts for in the search, by how its place begins; 0: it is left out."""
+"""The weight of a hit on a page in the search, by how its place begins; 0: it is left out."""
 
 REPOSITORIES: Mapping[str, str] = {
     "dbos-transact-py": "dbos-inc",
@@ -263,7 +263,7 @@ def _stem(name: str) -> str:
 
 
 def _place(target: str, fragment: str = "") -> str | None:
-    """Where on the site a file of the repository is; with an anchor where it is part of a page."""
+    """The place on the site of a file of the repository; with an anchor if it is part of a page."""
     if target in {f"results/{STORIES}", "results/stories.md"}:
         queue, _, guarantee = fragment.removeprefix("#").partition(".")
         return f"stories/{guarantee}.md#{queue}" if guarantee else "stories/all.md"
@@ -306,7 +306,7 @@ def _queues() -> Iterator[tuple[str, str]]:
 
 
 def _first_sentence(path: Path) -> str:
-    """What the file says of itself first, past what it breaks and which file it stands beside."""
+    """The first sentence of a file on itself, past what it breaks and what it stands beside."""
     told = re.sub(r"^-- \w+: \S+\n", "", path.read_text(encoding="utf-8"), flags=re.MULTILINE)
     comment = itertools.takewhile(lambda line: line.strip("-/ "), told.splitlines())
     words = " ".join(line.removeprefix('"""').strip("-/ ") for line in comment)
@@ -529,7 +529,7 @@ def _keys(schema: Mapping[str, Any]) -> str:
 
 
 def _kind(part: Mapping[str, Any]) -> str:
-    """What a value is, in words."""
+    """The kind of a value, in words."""
     if "const" in part:
         return f"`{part['const']}`"
     if "enum" in part:

@@ -117,7 +117,7 @@ def _pgbench_of(server: Server) -> Path:
 
 
 def _script(queue: SqlFileQueue, compiled: Load, batch: int) -> str | None:
-    """What pgbench runs; None where it cannot: a start, several statements, a batch without end."""
+    """A pgbench script; None where a start, several statements or an endless batch forbid it."""
     if not compiled.complete.commands or compiled.start.commands:
         return None
     claims = queue.blocks["claim"].statements
@@ -178,7 +178,7 @@ def _rate(ground: Ground, text: str, compiled: Load, *, workers: int, claims: in
 
 
 def _connection(conninfo: str, compiled: Load) -> tuple[str, Mapping[str, str]]:
-    """How pgbench connects; a password is for its environment, where nobody else reads it."""
+    """The connection of pgbench; a password is for its environment, where nobody else reads it."""
     known = conninfo_to_dict(conninfo)
     settings = compiled.setup.decode().split(";")
     options = [str(known.pop("options", None) or "")]

@@ -117,7 +117,7 @@ class Ground(ExitStack):
         return Prepared(self._pool, self._admin, ids, bool(rate))
 
     def count(self, queue: Loaded, batch: int) -> dict[str, float]:
-        """What a queue costs one worker alone, by the names of `counters.COUNTERS`.
+        """Count what a queue costs one worker alone, by the names of `counters.COUNTERS`.
 
         Raises:
             NotApplicableError: The queue has no such claim.
@@ -131,7 +131,7 @@ class Ground(ExitStack):
             return counters.count(self._admin, counters.Alone(session, load))
 
     def endure(self, queue: SqlFileQueue, batch: int, seconds: float, points: list[Point]) -> None:
-        """What claims cost under an old snapshot and after it; autovacuum is on.
+        """Measure what claims cost under an old snapshot and after it; autovacuum is on.
 
         Each phase takes so many seconds. What was measured is added to the points, as soon as it
         is. Errors are those of `count`.

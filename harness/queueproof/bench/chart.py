@@ -197,7 +197,7 @@ def _open_loop(report: BenchReport) -> Chart:
 
 
 def _endurance(report: BenchReport) -> Chart:
-    """What claims cost before, under and after an old snapshot."""
+    """The cost of claims before, under and after an old snapshot."""
     points = [(e, point) for e in report.entries for point in e.endured]
     rows: list[Row] = []
     for number, (what, title) in enumerate(ENDURANCE.items()):
@@ -213,7 +213,7 @@ def _endurance(report: BenchReport) -> Chart:
 
 
 def _counters(report: BenchReport) -> Chart:
-    """What a job costs one worker alone."""
+    """The cost of a job for one worker alone."""
     rows = [
         _row(entry, (number, name.replace("_", " ")), [entry.counted[name]], "")
         | {"told": f"{entry.queue}, batch {entry.shape.batch}: {entry.counted[name]:,.4g}"}

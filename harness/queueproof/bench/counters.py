@@ -1,4 +1,4 @@
-"""What a queue costs in things that do not depend on the machine: buffers, WAL, rows, round trips.
+"""The cost of a queue that does not depend on the machine: buffers, WAL, rows, round trips.
 
 PostgreSQL counts them by relation (manual, 27.2.21: pg_stat_get_blocks_fetched and its kin). A
 session hands its counts over when it asks for that or ends. All relations of the database's own
@@ -36,7 +36,7 @@ COUNTERS: Mapping[str, str] = {
     "rows_changed_per_job": "rows inserted, updated or deleted",
     "dead_rows_per_job": "row versions that vacuum will have to remove",
 }
-"""What is counted by one worker alone, and what it means."""
+"""The counts of one worker alone, and what each means."""
 
 _NAMED = re.compile(r"^-- name: (\w+)\n((?:(?!-- name: ).*\n)*)", re.MULTILINE)
 ASKED: Mapping[str, str] = dict(
@@ -71,7 +71,7 @@ class Totals(NamedTuple):
         return cls(*map(int, row))
 
     def since(self, before: Totals) -> Totals:
-        """What has come since an earlier moment."""
+        """The counts since an earlier moment."""
         return Totals(*(now - then for now, then in zip(self, before, strict=True)))
 
 

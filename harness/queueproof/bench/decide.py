@@ -30,7 +30,7 @@ Verdict: TypeAlias = Literal["faster", "slower", "no difference seen"]
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What a comparison has come to.
+    """The result of a comparison.
 
     Attributes:
         verdict: On the second queue, beside the first.
@@ -53,7 +53,7 @@ class Finding:
 
 
 class Rule:
-    """When to look at the rounds of one comparison, and when to stop.
+    """The rule when to look at the rounds of one comparison, and when to stop.
 
     Attributes:
         looks: After how many rounds there is a look.

@@ -27,7 +27,7 @@ JOBS = counters.WARM + counters.COUNTED  # claims of a measurement that only cou
 
 
 class Point(NamedTuple):
-    """What was measured at a moment.
+    """The figures measured at a moment.
 
     Attributes:
         phase: One of `PHASES`.
@@ -54,7 +54,7 @@ GATES: Mapping[str, str] = {
     "buffers_slope_old_snapshot": "the same while an old snapshot is held",
     "buffers_recovered": "buffers per claim at the end of recovery",
 }
-"""What of endurance does not depend on how fast the machine is, and what it means."""
+"""The figures of endurance that do not depend on the machine's speed, and what each means."""
 
 
 def gates(points: Sequence[Point]) -> dict[str, float]:

@@ -1,4 +1,4 @@
-"""What a benchmark found: figures by queue and load, and their file."""
+"""The findings of a benchmark: figures by queue and load, and their file."""
 
 from __future__ import annotations
 
@@ -50,14 +50,14 @@ class Series:
         return statistics.median(self.rates)
 
     def ratios(self, base: Series) -> list[float]:
-        """How many times the base's rate this one's is, round by round."""
+        """Its rate divided by the base's, round by round."""
         pairs = zip(self.runs, base.runs, strict=False)
         return [mine.rate / other.rate for mine, other in pairs]
 
 
 @dataclass(slots=True)
 class BenchReport:
-    """What a benchmark found, and how.
+    """The findings of a benchmark, and its method.
 
     Attributes:
         method: Facts that the figures depend on: server, settings, cores, rounds, date.

@@ -39,7 +39,7 @@ class NotApplicableError(QueueproofError):
 
 
 Loaded: TypeAlias = SqlFileQueue | WorkerQueue
-"""What can be put under load: the text of a queue file, or workers with a client of their own."""
+"""A queue to put under load: the text of a queue file, or workers with a client of their own."""
 
 
 def refuse(queue: Queue) -> Loaded:
@@ -87,7 +87,7 @@ def completes_many(queue: Loaded, batch: int) -> bool:
 
 
 def ends_open(block: Block) -> bool:
-    """Whether a block leaves a transaction open, which its worker ends later."""
+    """True if a block leaves a transaction open, which its worker ends later."""
     is_open = False
     for statement in block.statements:
         word = first_keyword(statement.text)

@@ -1,4 +1,4 @@
-"""What a load is, and what one run under it comes to: data."""
+"""A load, and the figures of one run under it: data."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 
 class Shape(NamedTuple):
-    """How a queue is put under load.
+    """The shape of a load on a queue.
 
     Attributes:
         batch: Jobs per claim.
@@ -21,12 +21,12 @@ class Shape(NamedTuple):
     hold: float = 0.0
 
     def held(self, before: str) -> str:
-        """How long a claim is held open, behind some words; empty where it is not."""
+        """The time that a claim is held open, behind some words; empty where it is not."""
         return f"{before}{self.hold * 1000:g} ms" if self.hold else ""
 
 
 class Pace(NamedTuple):
-    """What all loads of a benchmark have in common.
+    """The settings that all loads of a benchmark share.
 
     Attributes:
         rate: Jobs per second that are asked for, however long answers take (an open loop); 0: each
@@ -44,7 +44,7 @@ class Pace(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """What one run under load came to.
+    """The figures of one run under load.
 
     Attributes:
         jobs: Jobs put in before.
@@ -118,7 +118,7 @@ class Measured:
 
     @property
     def exactly_once(self) -> bool:
-        """Whether each job handed out was handed out once and completed, and none was lost."""
+        """True if each job handed out was handed out once and completed, and none was lost."""
         return not (self.double_claims or self.unfinished or self.lost)
 
 

@@ -28,11 +28,11 @@ WORDS = frozenset({"strategy", "phase", "the backends were"})  # columns that ar
 NO_REASONS: Mapping[str, str] = MappingProxyType({})
 SAID = ("fsync", "autovacuum")  # settings that stand at the top
 LACKING = {"comparison": None, "interrupted": False, "endure": 0.0, "apart": True}
-"""What a report's method does not say where there was none of it, or it was not known before."""
+"""Defaults of facts that a report's method lacks: they did not apply, or were not known yet."""
 
 
 def method(report: BenchReport) -> list[str]:
-    """How the figures came about, a sentence or two each."""
+    """The conditions behind the figures, a sentence or two each."""
     environment = Environment(  # noqa: S701 - of a page in Markdown
         undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
@@ -43,7 +43,7 @@ def method(report: BenchReport) -> list[str]:
 
 
 def comparison(report: BenchReport) -> list[str]:
-    """What a comparison has found, and by which rule; nothing where there was none."""
+    """The finding of a comparison, and by which rule; nothing where there was none."""
     facts = report.method.get("comparison")
     if facts is None:
         return []

@@ -35,7 +35,7 @@ Known: TypeAlias = dict[str, bytes | None]  # parameters by name, in PostgreSQL'
 Prepared: TypeAlias = tuple[bytes, list[bytes | None]]  # a statement's name, and its parameters
 Asked: TypeAlias = Prepared | bytes
 Steps: TypeAlias = Generator[Asked | float, PGresult, T]
-"""What a worker does, up to where it waits: for a statement's answer, or for some seconds.
+"""A worker's steps, each up to where it waits: for a statement's answer, or for some seconds.
 
 Whoever drives it decides whether anything else goes on meanwhile.
 """
@@ -275,7 +275,7 @@ def values(result: PGresult, index: int) -> list[bytes | None]:
 
 
 def processor_seconds(pid: int) -> float | None:
-    """What a process has used, all its threads; None where the system does not say.
+    """Processor seconds of a process, all its threads; None where the system does not say.
 
     Of its clock, in nanoseconds: /proc/PID/stat counts ticks of 10 ms, and a short load is none.
     """
@@ -285,7 +285,7 @@ def processor_seconds(pid: int) -> float | None:
 
 
 def server_seconds(session: LoadSession) -> float | None:
-    """What the server's process of a session has used; None where it is not on this machine."""
+    """Processor seconds of a session's server process; None where it is not on this machine."""
     pid = session.pgconn.backend_pid
     if session.pgconn.host.startswith(b"/"):
         with suppress(OSError):

@@ -111,7 +111,7 @@ class Load:
 
 @dataclass(slots=True)
 class Tally:
-    """What a worker did; what is counted has the name that it has in `Measured`.
+    """The work of one worker; what is counted has the name that it has in `Measured`.
 
     Attributes:
         ids: The job of every claim; a job claimed twice is there twice.
@@ -368,7 +368,7 @@ def _as_arrays(columns: Sequence[Field], jobs: Jobs) -> Known:
 
 
 class Link(Protocol):
-    """What somebody is asked over."""
+    """The link over which somebody is asked."""
 
     def fileno(self) -> int:
         """The descriptor on which answers come."""
@@ -433,7 +433,7 @@ def drive(
 
 
 class Order(NamedTuple):
-    """What the parent asks of a process: to connect and prepare; the times follow at the start."""
+    """The parent's order to a process: to connect and prepare; the times follow at the start."""
 
     conninfo: str
     load: Load

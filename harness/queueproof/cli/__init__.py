@@ -1,4 +1,4 @@
-"""What people type: a module for each command, and what they have in common.
+"""The command line: a module for each command, and what they have in common.
 
 The commands are imported late: that takes a quarter of a second, in which Ctrl-C may come.
 """

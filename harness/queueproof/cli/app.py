@@ -190,7 +190,7 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def _unquoted(arguments: Sequence[str]) -> str | None:
-    """What to say where the shell has split an `exec:` command into several arguments."""
+    """The message where the shell has split an `exec:` command into several arguments."""
     if "exec:" not in arguments:
         return None
     split = arguments[arguments.index("exec:") :]

@@ -1,4 +1,4 @@
-"""How a command ends: the message and the exit code of each error and signal."""
+"""The end of a command: the message and the exit code of each error and signal."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def beside_the_verdict(what: str) -> Iterator[None]:
 
 
 def _mistake(found: Sequence[BaseException]) -> tuple[str, str] | None:
-    """What to say of an error that somebody can mend, and before it; None of a bug of ours."""
+    """The message for an error that somebody can mend, and its prefix; None for a bug of ours."""
     if told := next(filter(None, map(_outage, found)), None):
         return told, PREFIX
     for cause in found:
@@ -130,7 +130,7 @@ def _mistake(found: Sequence[BaseException]) -> tuple[str, str] | None:
 
 
 def _bug(error: BaseException, arguments: Sequence[str]) -> str:
-    """What to say of a bug of ours."""
+    """The message for a bug of ours."""
     told = f"internal error: {type(error).__name__}: {' '.join(str(error).split())}\n"
     told += "This is a bug of queueproof's. Please report it with the queue and what "
     if DEBUG_OPTION in arguments or os.environ.get("QUEUEPROOF_DEBUG"):
@@ -156,7 +156,7 @@ def causes(error: BaseException) -> list[BaseException]:
 
 
 def _outage(error: BaseException) -> str | None:
-    """What to say where the ground under the run has gone: the disk or the server."""
+    """The message where the ground under the run has gone: the disk or the server."""
     import psycopg
 
     from queueproof.run.session import ConnectionLostError

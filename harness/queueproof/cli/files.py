@@ -48,7 +48,7 @@ def refuse_outputs(outputs: Iterable[Path | None], read: Iterable[Path]) -> None
 
 
 def _identity(path: Path) -> object:
-    """What two names of one file have in common, however they are spelt or linked."""
+    """The identity that all names of one file share, however they are spelt or linked."""
     try:
         found = os.fstat(1) if path == STDOUT else path.stat()
     except OSError:  # it is not there yet

@@ -1,4 +1,4 @@
-"""What several commands take, and how lists of names and numbers are read."""
+"""Options of several commands, and how lists of names and numbers are read."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ Traceback: TypeAlias = Annotated[bool, _option(None, _TRACEBACK, DEBUG_OPTION, m
 
 
 class Where(NamedTuple):
-    """Which server, and whether the queue is trusted with a superuser's rights there."""
+    """A server, and whether the queue is trusted with a superuser's rights there."""
 
     postgres: str | None
     trust: bool

@@ -1,4 +1,4 @@
-"""What a check writes beside its output."""
+"""Reports that a check writes beside its output."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class Reports:
-    """What a check writes beside its output.
+    """The reports that a check writes beside its output.
 
     Args:
         annotate: Where it is shown as well; None: on GitHub, where that runs us.

@@ -1,4 +1,4 @@
-"""What is said on stderr, and what a command is doing meanwhile."""
+"""Messages on stderr, and what a command is doing meanwhile."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def columns(otherwise: int) -> int:
 
 
 def output(*reports: Path | None) -> Output:
-    """Where to talk: not to stdout, where that is a report."""
+    """The output to talk to: not stdout, where that is a report."""
     from queueproof.report.terminal import Output
 
     return Output(sys.stderr if STDOUT in reports else None)

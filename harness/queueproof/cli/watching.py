@@ -26,7 +26,7 @@ Stamps = Mapping[Path, tuple[int, int] | None]
 
 
 def stamps(files: Sequence[Path]) -> Stamps:
-    """How files are now."""
+    """The stamps of files as they are now."""
     return {file: _stamp(file) for file in files}
 
 

@@ -185,7 +185,7 @@ class _Cluster(Helpers):
             self._looked = time.monotonic()
 
     def someone_works(self) -> bool:
-        """Whether there is a worker; who is lost is told.
+        """True if there is a worker; who is lost is told.
 
         Raises:
             QueueproofError: The scheduler has gone, or a worker is another version.

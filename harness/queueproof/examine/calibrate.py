@@ -1,4 +1,4 @@
-"""Whether a queue works at all, and how it claims: each operation once, undisturbed."""
+"""A trial of each operation once, undisturbed: whether a queue works at all, and how it claims."""
 
 from __future__ import annotations
 
@@ -204,7 +204,7 @@ def _must_follow_the_clock(lab: Lab, looks: int) -> None:
 
 
 def _comes(lab: Lab, pass_time: Callable[[], object], looks: int) -> bool:
-    """Whether one of some claims gets a job with a short delay once time has passed."""
+    """True if one of some claims gets a job with a short delay once time has passed."""
     lab.reset()
     soon = {**lab.defaults(), "delay": timedelta(seconds=SHORT)}
     drive(lab.session("producer"), lab.start("enqueue", **soon))
@@ -228,7 +228,7 @@ def _various(lab: Lab) -> tuple[JobSpec, ...]:
 
 
 def _is_tied(runner: Runner, offer: Offer) -> bool:
-    """Whether a claim ends with its connection, as the queue does it when nothing else happens.
+    """True if a claim ends with its connection, as the queue does it when nothing else happens.
 
     A session's advisory lock or a backend's process id may be what a claim rests on. The worker is
     told that its connection broke, and knows what that means.
@@ -250,7 +250,7 @@ def _reaper(offer: Offer) -> tuple[Script, ...]:
 
 
 def _beats(runner: Runner, offer: Offer) -> bool:
-    """Whether a claim extends the lease of what its worker has already."""
+    """True if a claim extends the lease of what its worker has already."""
     lease = offer.queue.lease_seconds
     if offer.held or lease is None or offer.queue.jobs_per_worker is not None:
         return False
@@ -268,7 +268,7 @@ def _beats_later(runner: Runner, offer: Offer) -> bool:
 
 
 def _waits(runner: Runner, offer: Offer) -> float | None:
-    """How long a crashed worker's job waits after a claim that takes it back and answers nothing.
+    """Seconds that a crashed worker's job waits after a claim that took it back and got nothing.
 
     None where the first claim gets it, or none does.
     """
@@ -284,7 +284,7 @@ def _waits(runner: Runner, offer: Offer) -> float | None:
 
 
 def _is_late(runner: Runner, offer: Offer, phase: float) -> bool:
-    """Whether one of some crashed workers' jobs still runs when its lease is over.
+    """True if one of some crashed workers' jobs still runs when its lease is over.
 
     Args:
         phase: Seconds that pass before their claim: a lease may end with the minute.
@@ -311,7 +311,7 @@ def _is_late(runner: Runner, offer: Offer, phase: float) -> bool:
 
 
 def _retries(runner: Runner, offer: Offer) -> bool:
-    """Whether a job that failed comes back, as the queue does it when nothing else happens."""
+    """True if a job that failed comes back, as the queue does it when nothing else happens."""
     bound = offer.queue.max_attempts
     if "fail" not in offer.queue.offers or bound == 1:
         return False

@@ -1,4 +1,4 @@
-"""What a check has found, and what of it counts."""
+"""The findings of a check, and which of them count."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ Told: TypeAlias = Callable[[str], None]
 
 @dataclass(slots=True)
 class Findings:
-    """What has been found of a queue on a server so far.
+    """The findings about a queue on a server so far.
 
     Attributes:
         lab: Where it is installed.
@@ -83,7 +83,7 @@ class Findings:
         self.declared = declare(self.offer)
 
     def runner(self, conditions: Conditions = PLAIN) -> Runner:
-        """What runs programs under some conditions."""
+        """A runner of programs under some conditions."""
         return runner_under(self.lab, self.offer, conditions)
 
     @contextmanager
@@ -122,7 +122,7 @@ class Findings:
                 others[kept.cause] = kept
 
     def _is_another(self, name: str, failure: Failure) -> bool:
-        """Whether a breach has a cause that no story tells yet, or tells better."""
+        """True if a breach has a cause that no story tells yet, or that it tells better."""
         certain = not _doubted(failure) and not failure.run.ambiguous
         if not self.causes or _is_apart(name) or not certain or not failure.cause:
             return False
@@ -163,15 +163,15 @@ class Findings:
         return find(runner, self.declared, program, broken, budget=AGAIN, seed=self.seed)
 
     def suspects(self, name: str) -> bool:
-        """Whether a guarantee was seen to break, even where something else explains it."""
+        """True if a guarantee was seen to break, even where something else explains it."""
         return name in self.failures or self.is_probed(name)
 
     def is_probed(self, name: str) -> bool:
-        """Whether a probe saw a guarantee break."""
+        """True if a probe saw a guarantee break."""
         return name in self.probed and bool(self.probed[name].broken)
 
     def is_settled(self, name: str) -> bool:
-        """Whether more runs would not change the verdict on a guarantee."""
+        """True if more runs would not change the verdict on a guarantee."""
         return self.suspects(name) or _is_apart(name)
 
     def is_certain(self, name: str) -> bool:
@@ -309,7 +309,7 @@ class Findings:
 
 
 def _clock_moved(failure: Failure) -> bool:
-    """Whether the clock had been moved before the breach."""
+    """True if the clock had been moved before the breach."""
     calls = failure.run.history.calls
     return any(call.kind == "advance" for call in calls[: failure.violation.call])
 

@@ -55,7 +55,7 @@ class _Part(NamedTuple):
 
 
 class Headway:
-    """How far an examination is, in about the runs that its parts take.
+    """The progress of an examination, in about the runs that its parts take.
 
     Args:
         ahead: Units that others have done ahead of their turn.
@@ -316,7 +316,7 @@ class Examination:
                 return
 
     def _breaks_anyway(self, program: Program, broken: str, *, in_turn: bool) -> bool:
-        """Whether a guarantee breaks under plain conditions too."""
+        """True if a guarantee breaks under plain conditions too."""
         found = self._found
         if in_turn:
             plain = found.runner(PLANNED)
@@ -336,7 +336,7 @@ class Examination:
         return broken in found.failures or broken in found.errors
 
     def _loses_anyway(self, program: Program) -> bool:
-        """Whether a program loses or doubles a job without any fault, whatever that breaks."""
+        """True if a program loses or doubles a job without any fault, whatever that breaks."""
         return self._broken(program, PLAIN).has(
             lambda broken: broken in CATALOGUE and CATALOGUE[broken].acknowledged
         )
@@ -423,7 +423,7 @@ def _dies(program: Program) -> bool:
 
 
 def _unkilled(lab: Lab) -> Seen:
-    """What is left to say of kills where the server is somebody's."""
+    """The result where kills are left out, as the server is somebody's."""
     if emptied := lab.tables.unlogged():
         return Seen(
             {},

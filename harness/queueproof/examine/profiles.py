@@ -1,4 +1,4 @@
-"""How thorough a check is."""
+"""Profiles, which say how thorough a check is."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """How thorough a check is, in counts: a budget in seconds would make a seed's verdict vary.
+    """The effort of a check, in counts: a budget in seconds would make a seed's verdict vary.
 
     Attributes:
         crowds: Random programs of many stages.

@@ -52,7 +52,7 @@ class Replayed:
 
 
 def told_by(token: str) -> tuple[str, str, int, Mapping[str, Any]]:
-    """What a token holds: of which queue, the guarantee, the seed, and the story's data.
+    """The contents of a token: of which queue, the guarantee, the seed, and the story's data.
 
     Raises:
         QueueproofError: It is no token; the message has the field.

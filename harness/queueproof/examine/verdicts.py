@@ -1,4 +1,4 @@
-"""What the findings say of a guarantee: its verdict, with evidence and stories."""
+"""The judgement on a guarantee by the findings: its verdict, with evidence and stories."""
 
 from __future__ import annotations
 
@@ -149,7 +149,7 @@ def _evidence(findings: Findings, guarantee: Guarantee) -> dict[str, int]:
 
 
 def _stories(findings: Findings, name: str) -> list[Break]:
-    """How a guarantee was seen to break, the story that says most first."""
+    """The breaks of a guarantee that were seen, the story that says most first."""
     seen = findings.probed.get(name)
     unmoved = CATALOGUE[name].timed and findings.lab.unmoved  # it has measured two clocks
     if seen is not None and seen.found is not None and not unmoved:

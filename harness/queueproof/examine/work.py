@@ -138,7 +138,7 @@ def runner_under(
     anew: bool = False,
     known: dict[Program, History] | None = None,
 ) -> Runner:
-    """What runs programs under some conditions.
+    """A runner of programs under some conditions.
 
     Raises:
         QueueproofError: The server is killed under them, and this one is not ours.
@@ -297,7 +297,7 @@ class Crew:
 
     @property
     def is_alone(self) -> bool:
-        """Whether there are no other processes."""
+        """True if there are no other processes."""
         return self._pool is None
 
     @property

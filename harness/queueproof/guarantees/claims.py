@@ -48,7 +48,7 @@ def _capped(offer: Offer) -> str | None:
 
 
 def _order(pieces: Pieces) -> Iterator[Program]:
-    """How rows lie, and which session gives out which ids: no specification of a job knows it."""
+    """Places of rows, and sessions that give out ids: no specification of a job knows them."""
     # Without ORDER BY rows come as they lie: often, but not always, as they were put in.
     jobs = tuple(JobSpec(priority=9 * n * pieces.offer.queue.by_priority) for n in range(3))
     for some in (TWO, jobs):

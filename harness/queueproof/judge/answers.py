@@ -36,7 +36,7 @@ def contradiction(calls: Sequence[Call], *, by_worker: bool = False) -> Contradi
 
 
 def is_raced(calls: Sequence[Call], wrong: Contradiction) -> bool:
-    """Whether operations overlapped before an answer that cannot be true: they may have made it.
+    """True if operations overlapped before an answer that cannot be true: they may have made it.
 
     Then it is the queue that is broken, and not what it tells (rule 30).
     """
@@ -92,7 +92,7 @@ def _enqueued_twice(calls: Sequence[Call]) -> Contradiction | None:
 
 
 def _names(call: Call, job: str) -> bool:
-    """Whether a call is about a job, or may be about any."""
+    """True if a call is about a job, or may be about any."""
     return job in call.ids or any(ref.job == job for ref in call.refs) or call.kind == "cleanup"
 
 
@@ -146,7 +146,7 @@ def _wrong_list(calls: Sequence[Call], *, by_worker: bool) -> Contradiction | No
 
 
 def _is_quiet(calls: Sequence[Call], n: int) -> bool:
-    """Whether no other operation was under way during a call."""
+    """True if no other operation was under way during a call."""
     call = calls[n]
     if call.returned is None or any(
         (c.returned or call.invoked) >= call.invoked for c in calls[:n]
@@ -156,7 +156,7 @@ def _is_quiet(calls: Sequence[Call], n: int) -> bool:
 
 
 def _misjudged(calls: Sequence[Call], n: int, job: str) -> str:
-    """What a list said of a job against the answers before it; empty where they agree."""
+    """The way a list contradicts the answers before it on a job; empty where they agree."""
     enqueued = max(k for k, c in enumerate(calls[:n]) if c.kind == "enqueue" and job in c.ids)
     since = calls[enqueued + 1 : n]
     if any(c.kind in {"cleanup", "start"} or (c.kind == "recover" and job in c.ids) for c in since):

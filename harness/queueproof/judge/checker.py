@@ -29,7 +29,7 @@ LONGEST_WAIT = DAY  # seconds; a job that was taken back comes by then, unless i
 
 
 def declare(offer: Offer) -> Declared:
-    """What the checker must know of a queue."""
+    """The facts of a queue that the checker must know."""
     queue = offer.queue
     by_worker = "heartbeat" in queue.offers and "job" not in queue.takes("heartbeat")
     return Declared(

@@ -1,4 +1,4 @@
-"""Who certainly has which job until when, and whom nobody met: what several jobs are judged by."""
+"""Certain holds on jobs with their ends, and calls that nobody met, to judge several jobs by."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Hold:
 
 
 class Holds(Watcher):
-    """What workers hold: from the answer of a claim until it may be over for another reason.
+    """The holds of workers: from the answer of a claim until it may be over for another reason.
 
     A lease that runs out stays, as a late heartbeat may bring it back: see `fresh`.
     """

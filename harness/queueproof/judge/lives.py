@@ -71,7 +71,7 @@ class Look(NamedTuple):
 
 @dataclass(slots=True)
 class Life:
-    """What the calls meant for one job, in the order of invocation.
+    """The meaning of the calls for one job, in the order of invocation.
 
     Attributes:
         number: How many jobs had been enqueued or claimed when it first was, itself included; 0:
@@ -101,7 +101,7 @@ class Life:
 
 
 class Hindrance(NamedTuple):
-    """How many jobs cannot run at a moment, by the reason why."""
+    """The number of jobs that cannot run at a moment, by the reason why."""
 
     waiting: int = 0
     held: int = 0
@@ -218,14 +218,14 @@ class Lives(Watcher):
             life.done, life.running = life.done or call.kind != "fail", False
 
     def hindered_now(self) -> Hindrance:
-        """What could not run when the last call was invoked; after that: what it left."""
+        """Jobs that could not run when the last call was invoked; after that: those it left."""
         assert self.last is not None
         waiting = sum(due > self.last.ended for due in self._due)
         why = Counter(life.hindered for life in self._lives.values())
         return Hindrance(waiting, why["held"], why["spent"], why["removed"], self._elsewhere)
 
     def _has_been_lost(self, ref: Ref) -> bool:
-        """Whether a job has been claimed since."""
+        """True if a job has been claimed since."""
         acts = self._lives[ref.job].acts
         return any(act.kind == "claim" and act.call.index > ref.call for act in acts)
 
@@ -297,7 +297,7 @@ class Lives(Watcher):
                     yield job, Act(call, "jobs", seen=state)
 
     def _beside(self, call: Call) -> tuple[str, ...]:
-        """What an actor holds that ends something: other jobs, where an ended claim is accepted."""
+        """The other jobs that an actor holds, where its call on an ended claim is accepted."""
         holds = self._holds[call.actor]
         named = {ref.job for ref in call.refs}
         own = {job: claim.index for job, claim in holds.items()}
@@ -427,7 +427,7 @@ def _in_order(*acts: Sequence[Act]) -> list[Act]:
 
 
 def over(call: Call, other: Call) -> bool:
-    """Whether a call had been answered when another was invoked.
+    """True if a call had been answered when another was invoked.
 
     Args:
         call: The first; one without an answer is never over.

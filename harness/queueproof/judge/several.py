@@ -1,4 +1,4 @@
-"""What is judged on several jobs at once: limits, the cap, order, waits, errors, idle workers."""
+"""The judgement of several jobs at once: limits, the cap, order, waits, errors, idle workers."""
 
 from __future__ import annotations
 
@@ -144,7 +144,7 @@ class Errors(Watcher):
         self._over = False
 
     def see(self, call: Call) -> None:
-        """What an end does later, or a fault."""
+        """An end succeeds later, or a fault happens."""
         self._over = self._over or call.kind in FAULTS
         if call.kind not in {"complete", "complete_many", "fail"}:
             return
@@ -183,7 +183,7 @@ class Errors(Watcher):
             self._met.setdefault((ref, call.kind.removesuffix("_many")), found)
 
     def end(self) -> None:
-        """What never succeeded later counts, once for each call."""
+        """Count what never succeeded later, once for each call."""
         calls = {found.call: found for found in reversed(self._met.values())}
         self.violations += sorted(calls.values(), key=lambda found: found.call)
 
@@ -325,7 +325,7 @@ class Ordering(Watcher):
 
 
 def _could_take(claim: Call, enqueue: Call) -> bool:
-    """Whether a job was there, due, and in the claim's queue."""
+    """True if a job was there, due, and in the claim's queue."""
     due = enqueue.ended + enqueue.delay <= claim.began
     return over(enqueue, claim) and due and enqueue.queue == claim.queue
 
@@ -338,7 +338,7 @@ def _before(one: Call, other: Call, apart: float = 0.0) -> bool:
 
 
 def _precedes(one: Call, other: Call, order: str, claim: Call) -> bool:
-    """Whether a claim that could take either job must take the first one."""
+    """True if a claim that could take either job must take the first one."""
     if order.startswith("priority") and one.priority != other.priority:
         # A queue may round times up: what came later may not have been due yet.
         late = ROUNDED_UP if one.delay else SHORT
@@ -419,7 +419,7 @@ class _Allowed:
         self._beats = [beat for beat in beats if beat.answer == "accepted"]
 
     def took_twice(self, call: Call) -> bool:
-        """Whether two claims took one job: the wait between them is the same violation."""
+        """True if two claims took one job: the wait between them is the same violation."""
         return call.kind == "claim" and any(
             other is not call and other.overlaps(call)
             for job in call.ids
@@ -427,7 +427,7 @@ class _Allowed:
         )
 
     def may_wait(self, call: Call, blocker: Call | None) -> bool:
-        """Whether a wait is allowed: a heartbeat may wait for whoever takes its job.
+        """True if a wait is allowed: a heartbeat may wait for whoever takes its job.
 
         A claim may take a job without answering it: it buries the job, or puts it back.
         """
@@ -457,7 +457,7 @@ class _Allowed:
         return call.kind != "claim" and not jobs.isdisjoint(ref.job for ref in mine)
 
     def _maybe_stale(self, ref: Ref, call: Call) -> bool:
-        """Whether the lease of a claimed job may have run out before a call ended."""
+        """True if the lease of a claimed job may have run out before a call ended."""
         if self._declared.lease is None:
             return False
         beats = [beat for beat in self._beats if ref in beat.refs and beat.invoked < call.invoked]

@@ -25,7 +25,7 @@ LONG = 10.0  # seconds; of more than that nobody asks for fractions
 
 
 class Phase(StrEnum):
-    """Where a job stands."""
+    """The phase of a job's life."""
 
     ABSENT = "absent"
     QUEUED = "queued"
@@ -91,16 +91,16 @@ class Job(NamedTuple):
 
     @property
     def exhausted(self) -> bool:
-        """Whether no attempt is left; also where nothing is promised, so that one may be."""
+        """True if no attempt is left; also where nothing is promised, so that one may be."""
         return self.bound is None or self.claims >= self.bound
 
 
 ActKind: TypeAlias = CallKind | Literal["sign"]
-"""What a call is for one job; a sign is whatever shows that its worker is alive."""
+"""The kind of a call for one job; a sign is whatever shows that its worker is alive."""
 
 
 class Act(NamedTuple):
-    """What one call meant for one job.
+    """The meaning of one call for one job.
 
     Attributes:
         kind: The call's kind; a batch completion is `complete` for each of its jobs.
@@ -125,7 +125,7 @@ class Act(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Declared:
-    """What the judge must know of the queue: the rules of a job's life, and what is beside it.
+    """Facts of the queue that the judge must know: rules of a job's life, and what is beside it.
 
     Attributes:
         lease: Seconds; None: a claim never runs out.
@@ -176,24 +176,24 @@ class Declared:
 
     @property
     def takes_over(self) -> bool:
-        """Whether `claim` itself takes over stale jobs: there is a lease and no `recover`."""
+        """True if `claim` itself takes over stale jobs: there is a lease and no `recover`."""
         return self.lease is not None and not self.recovers
 
     @property
     def tied(self) -> bool:
-        """Whether a claim ends with its worker's connection, and not by time."""
+        """True if a claim ends with its worker's connection, and not by time."""
         return self.held or self.session
 
     @property
     def fresh(self) -> str:
-        """What a claim that has not ended goes by."""
+        """The condition of a claim that has not ended."""
         if self.session:
             return "connection is open"
         return "transaction is open" if self.held else "lease is fresh"
 
 
 def certainly_fresh(rules: Declared, job: Job, call: Call) -> bool:
-    """Whether the holder's lease ran during the whole call.
+    """True if the holder's lease ran during the whole call.
 
     Args:
         job: Its state when the call was invoked.

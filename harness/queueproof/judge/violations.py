@@ -1,4 +1,4 @@
-"""What a history shows: guarantees that it breaks, and what makes a pass worth something."""
+"""The findings in a history: guarantees that it breaks, and what makes a pass worth something."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Violation(NamedTuple):
 
 @dataclass(slots=True)
 class CheckResult:
-    """What one history shows.
+    """The findings in one history.
 
     Attributes:
         violations: In the order of the calls; at most one per job from the job's own life.

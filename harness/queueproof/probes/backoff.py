@@ -305,7 +305,7 @@ def _too_early(told: str, waited: float, least: float, digits: int) -> str:
 
 
 def _work(queue: Queue) -> float:
-    """How long a job takes, in seconds: well inside its lease."""
+    """Seconds that a job takes: well inside its lease."""
     return WORK if queue.lease_seconds is None else 0.6 * queue.lease_seconds
 
 
@@ -344,7 +344,7 @@ def _measure(
 
 
 def _look(lab: Lab, offer: Offer, worker: str = "w1", queue: str = "default") -> _Look:
-    """What a claim gets once all has been done that time does by itself (rule 28).
+    """The job that a claim gets once all has been done that time does by itself (rule 28).
 
     A recovery comes last, so that it is seen whether it was what put the job in line.
     """
@@ -372,7 +372,7 @@ def _claim(lab: Lab, worker: str = "w1", queue: str = "default") -> Claim | None
 
 
 def _has_ended(lab: Lab) -> bool:
-    """Whether the only job has ended with attempts left, which breaks retry-given."""
+    """True if the only job has ended with attempts left, which breaks retry-given."""
     states = reported(lab)
     return "jobs" in lab.queue.offers and not (states["queued"] or states["running"])
 

@@ -491,7 +491,7 @@ class _Meter:
 
     @property
     def _ends(self) -> bool:
-        """Whether there is an operation that ends a job."""
+        """True if there is an operation that ends a job."""
         return not self._queue.offers.isdisjoint({"complete", "complete_many", "fail"})
 
     def _claim(self, limit: int) -> Operation[Any]:
@@ -515,12 +515,12 @@ class _Meter:
 
     @property
     def _fails_at_once(self) -> bool:
-        """Whether a job can be made that ends with its first failure."""
+        """True if a job can be made that ends with its first failure."""
         return self._failures > 0 and "max_attempts" in self._queue.takes("enqueue")
 
     @cached_property
     def _failures(self) -> int:
-        """How many failures end a job; 0 where no job is to fail."""
+        """The number of failures that end a job; 0 where no job is to fail."""
         queue = self._queue
         bound = queue.max_attempts
         if "fail" not in queue.offers or bound is None:
@@ -723,7 +723,7 @@ class _Meter:
 
 
 def _comparable(index: str) -> str:
-    """What an index holds, without its name and its table's: as an author or the server says it."""
+    """An index without its own name and its table's: as an author or the server says it."""
     columns = index[index.index("(") :]
     bare = re.sub(r"::[\w. ]+|[()\s]", "", columns).lower()
     return re.sub(r"=anyarray\[([^]]*)\]", r"in\1", bare)

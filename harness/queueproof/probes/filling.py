@@ -122,7 +122,7 @@ class Filling:
 
     @property
     def _session(self) -> Session:
-        """Where the copies are made, without the queue's triggers and foreign keys acting."""
+        """The session that makes copies, without the queue's triggers and foreign keys acting."""
         session = self._lab.own_session("filler")
         session.patience = waits.BULK
         if self._lab.server.superuser:
@@ -239,7 +239,7 @@ class Filling:
                 return f"{value} || '~' || k"
 
     def _is_key(self, column: _Column) -> bool:
-        """Whether a column holds keys: declared ones, or values that are keys elsewhere."""
+        """True if a column holds keys: declared ones, or values that are keys elsewhere."""
         if not column.distinguishes:
             return False
         if column.kind in {"json", "jsonb"}:

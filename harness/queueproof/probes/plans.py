@@ -204,7 +204,7 @@ def _enqueue(lab: Lab, count: int, **facts: object) -> None:
 
 
 def _claim_in(lab: Lab, offer: Offer, cell: Cell, worker: str) -> Overclaim:
-    """What a claim takes under the settings of a cell."""
+    """Count the jobs that a claim takes under the settings of a cell."""
     session = lab.session("w1")
     plans: list[tuple[str, str]] = []
     done: Sequence[Claim] = ()

@@ -82,7 +82,7 @@ class ThroughPgbouncer(Probe):
 def _break(
     lab: Lab, offer: Offer, pooler: Pooler, program: Program, evidence: Counter[str]
 ) -> Failure | None:
-    """What a program breaks each time through a pooler, and not without it."""
+    """The failure that a program meets each time through a pooler, and not without it."""
     conditions = Conditions(pooler=pooler.name)
     declared = declare(offer)
     runner = Runner(lab, held=offer.held, conditions=conditions)
@@ -145,7 +145,7 @@ def _smallest(lab: Lab, offer: Offer, pooler: Pooler, failure: Failure) -> Failu
 
 
 def _waited(run: Run, offer: Offer) -> bool:
-    """Whether a statement was given up because it waited."""
+    """True if a statement was given up because it waited."""
     return WAITED not in offer.queue.retry_on and any(
         error.sqlstate == WAITED for error, _ in run.errors.values()
     )

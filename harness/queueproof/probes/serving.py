@@ -75,7 +75,7 @@ def _serving(select: exp.Select) -> ServingIndex | None:
 
 
 def _states(condition: exp.Expr) -> str:
-    """What a condition says of one column where each of its alternatives compares that one."""
+    """The values of one column, as SQL, where each alternative of a condition compares that one."""
     either = condition.unnest()
     if not isinstance(either, exp.Or):
         return ""
@@ -144,7 +144,7 @@ def join_of_all(plan: str) -> Join | None:
 
 
 def _is_fixed(condition: exp.Expr) -> bool:
-    """Whether it compares a column with literals alone."""
+    """True if a condition compares a column with literals alone."""
     known = exp.Column | exp.Identifier | exp.Literal | exp.Null | exp.Boolean | exp.Not | exp.Cast
     said = all(isinstance(node, (known, exp.DataType, *_SAME)) for node in condition.walk())
     return said and len(list(condition.find_all(exp.Column))) == 1

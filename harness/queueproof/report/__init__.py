@@ -1,1 +1,1 @@
-"""What a person or a machine reads afterwards: stories and cards."""
+"""Stories and cards: what a person or a machine reads afterwards."""

@@ -12,7 +12,7 @@ _LETTER = 6.6  # pixels
 
 
 def to_badge(card: Card) -> str:
-    """How many guarantees have which verdict, of those that were judged; the queue is its title."""
+    """A badge that counts the judged guarantees by their verdicts; the queue is its title."""
     told = _told(Counter(judgement.verdict for judgement in card.guarantees))
     return filled_in(
         "badge.svg",
@@ -24,7 +24,7 @@ def to_badge(card: Card) -> str:
 
 
 def _told(found: Counter[Verdict]) -> str:
-    """What is broken first, as the colour has it."""
+    """The counts of the verdicts, broken first, as the colour has it."""
     holding = found["holds"]
     counted = (
         (found["broken"], "broken"),

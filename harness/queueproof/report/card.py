@@ -117,7 +117,7 @@ def _written(judgement: Judgement) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class MutantJudgement:
-    """What became of one defect that was planted in the queue's own SQL.
+    """The judgement on one defect that was planted in the queue's own SQL.
 
     Attributes:
         name: Of the mutant: `claim: SKIP LOCKED dropped`.
@@ -194,7 +194,7 @@ class Card:
 
     @property
     def shared(self) -> Mapping[str, int]:
-        """What several guarantees were judged by, all of it the same for each of them."""
+        """The evidence that several guarantees were judged by, the same for each of them."""
         found = [one.evidence for one in self.guarantees if "random programs" in one.evidence]
         return dict(set.intersection(*(set(one.items()) for one in found))) if found[1:] else {}
 
@@ -238,7 +238,7 @@ class Card:
 
 @dataclass(frozen=True, slots=True)
 class Mended:
-    """What became of the guarantees that were broken, once a remedy was looked for.
+    """The result of a search for a remedy of the guarantees that were broken.
 
     Attributes:
         diff: From the user's file to the mended one, as `git apply` takes it; or nothing.

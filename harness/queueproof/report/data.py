@@ -16,7 +16,7 @@ _hints = cache(get_type_hints)
 
 
 def to_data(told: Any) -> Any:  # noqa: ANN401 - any part of a story
-    """What `json` can write of a story: each object's fields, and what it is."""
+    """The data of a story for `json`: each object's fields, and what it is."""
     if is_dataclass(told) and not isinstance(told, type):
         values = {f.name: to_data(getattr(told, f.name)) for f in fields(told)}
         return {_WORD: type(told).__name__.lower(), **values}

@@ -13,7 +13,7 @@ from queueproof.report.story import Answered, Asked, Event, Fact, Moment, Passed
 from queueproof.report.text import bound, letter, lines_of, passages, worded
 
 STYLE = files(__package__).joinpath("drawn.css").read_text(encoding="utf-8")
-"""What a page that shows drawings needs once; its colours may be set as variables."""
+"""The CSS that a page with drawings needs once; its colours may be set as variables."""
 
 LINE = 17  # pixels; so are the others
 CHAR = 7.3  # of a monospace font of 12 px, the widest of the usual ones
@@ -67,7 +67,7 @@ class _Drawing:
         return self.width * len(self.columns)
 
     def x(self, actor: str) -> float:
-        """Where an actor's line stands."""
+        """The place of an actor's line."""
         return MARGIN + self.columns.index(actor) * self.width + 6
 
     def text(self, x: float, y: float, line: _Line) -> None:
@@ -140,7 +140,7 @@ def draw(story: Story, link: str = "") -> str:
 
 
 def _moment(drawing: _Drawing, moment: Moment, *, last: bool) -> None:
-    """What an actor does, in its column."""
+    """Draw what an actor does, in its column."""
     actor, x, top = moment.actor, drawing.x(moment.actor), drawing.y
     drawing.gone.pop(actor, None)
     room = int((drawing.width - 28) / CHAR)
@@ -178,7 +178,7 @@ def _moment(drawing: _Drawing, moment: Moment, *, last: bool) -> None:
 
 
 def _across(drawing: _Drawing, lines: Sequence[str], *, clock: bool) -> None:
-    """What concerns everybody, or is told together: across all columns."""
+    """Draw what concerns everybody, or is told together: across all columns."""
     wide = max(drawing.across, WIDEST)
     room = int((wide - 24) / CHAR)
     wrapped = [

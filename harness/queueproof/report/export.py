@@ -236,7 +236,7 @@ class _Spec:
             session.open = False
 
     def _stops(self, n: int) -> bool:
-        """Whether a statement stops before its session sends the next."""
+        """True if a statement stops before its session sends the next."""
         later = (beat for beat in self._beats[n + 1 :] if beat.session == self._beats[n].session)
         return next(
             (beat.event == "stops" for beat in later if beat.event in {"stops", "sql"}), False
@@ -348,7 +348,7 @@ class _Spec:
 
 
 def _place(session: _SpecSession) -> tuple[bool, int, str]:
-    """Where a session stands in the file: workers by their number, then the others."""
+    """A session's place in the file: workers by their number, then the others."""
     return not _WORKER.match(session.name), len(session.name), session.name
 
 

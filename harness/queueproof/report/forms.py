@@ -1,4 +1,4 @@
-"""What a card or a story looks like as a file: templates, which stand beside this module."""
+"""Templates of a card or a story as a file; they stand beside this module."""
 
 from __future__ import annotations
 

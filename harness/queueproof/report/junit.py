@@ -18,7 +18,7 @@ def to_junit(card: Card) -> str:
 
 
 def _told(judgement: Judgement) -> str:
-    """What a case says: its stories, or else the guarantee and its verdict."""
+    """The text of a case: its stories, or else the guarantee and its verdict."""
     said = f"{judgement.verdict}: {judgement.reason}\n"
     if not judgement.stories:
         return f"{CATALOGUE[judgement.id].sentence}\n{said}"

@@ -17,7 +17,7 @@ _INTEGERS = frozenset({20, 21, INT4})
 
 
 def cannot(why: str) -> QueueproofError:
-    """What to raise for a story that no spec can tell."""
+    """The error to raise for a story that no spec can tell."""
     return QueueproofError(f"a spec cannot tell this story: {why}; export it as a test, FILE.py")
 
 

@@ -173,7 +173,7 @@ Fact: TypeAlias = Asked | Sent | Answered | Passed | Event | Fault
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """What one actor did without anybody else in between."""
+    """The facts of one actor without anybody else in between."""
 
     actor: str
     facts: tuple[Fact, ...]
@@ -214,7 +214,7 @@ class AllowedWait:
 
 @dataclass(frozen=True, slots=True)
 class Story:
-    """What happened in a run, up to what broke a guarantee; its long ids are numbers.
+    """The course of a run, up to what broke a guarantee; its long ids are numbers.
 
     Attributes:
         guarantee: The id of the guarantee that it counts under.
@@ -245,7 +245,7 @@ class Story:
 
     @property
     def moments(self) -> list[Moment]:
-        """What happens, one operation after the other where they do not meet."""
+        """Its moments, one operation after the other where they do not meet."""
         begun: set[str] = set()  # actors in the midst of an operation
         moments = []
         for turn in self.turns:
@@ -284,7 +284,7 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Account:
-    """How a guarantee is broken where no order of steps tells it: measured, or seen.
+    """A broken guarantee where no order of steps tells how: it was measured, or seen.
 
     Attributes:
         parts: In their order, how it is broken first.
@@ -298,7 +298,7 @@ Told: TypeAlias = Story | Account
 
 
 def is_worker(actor: str) -> bool:
-    """Whether it is one of a program's workers, which are numbered."""
+    """True if an actor is one of a program's workers, which are numbered."""
     return _WORKER.fullmatch(actor) is not None
 
 
@@ -367,7 +367,7 @@ def _overlooked(found: Overlooked) -> Iterator[Part]:
 
 
 def _statements(sent: Sequence[str]) -> str:
-    """What an operation sent, but for the limits of its transaction."""
+    """The statements that an operation sent, but for the limits of its transaction."""
     sql = [textwrap.dedent(one).strip().removesuffix(";") for one in sent]
     limits = {"BEGIN", "START", "COMMIT", "END"}
     return ";\n\n".join(one for one in sql if first_keyword(one) not in limits)
@@ -417,7 +417,7 @@ def _growth(slope: Slope) -> Iterator[Part]:
 
 
 def _duration(wait: RetryWait) -> str:
-    """When a job came back, in whole seconds, as they repeat from run to run."""
+    """The wait until a job came back, in whole seconds, as they repeat from run to run."""
     least, most = f"{wait.least:,.0f}", f"{wait.most:,.0f}"
     if wait.most == float("inf"):
         return f"after more than {least} s"
@@ -479,7 +479,7 @@ def of_queue(story: Story, queue: Queue, schema: Iterable[Step]) -> Story:
 
 
 class _Names:
-    """What differs from run to run, by what a story calls it: job ids by their number."""
+    """A story's names for what differs from run to run: for job ids, their number."""
 
     def __init__(self, calls: Sequence[Call]) -> None:
         actors = dict.fromkeys(call.actor for call in calls)
@@ -500,7 +500,7 @@ class _Names:
 
 
 def _recovered(call: Call | None) -> bool:
-    """Whether it is a recovery that took jobs back: what it did to them is in its SQL."""
+    """True for a recovery that took jobs back: what it did to them is in its SQL."""
     return call is not None and call.kind == "recover" and bool(call.ids)
 
 
@@ -605,7 +605,7 @@ class _Turns:
             self._known[call.index] = self._names.shortened(known)
 
     def _claimed(self, call: Call, ref: Ref) -> Claimed:
-        """Which of its worker's claims of a job an operation names."""
+        """The claim of a job, among its worker's, that an operation names."""
         own = [
             other.index
             for other in self._calls[: call.index]

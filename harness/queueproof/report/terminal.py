@@ -204,13 +204,13 @@ def not_judged(card: Card) -> str:
 
 
 def tried(card: Card) -> str:
-    """What all guarantees of a card were judged by, in a line; empty where that is nothing."""
+    """A line with the evidence that all guarantees of a card share; empty where there is none."""
     told = ", ".join(counted(n, what) for what, n in sorted(card.shared.items()))
     return f"Tried: {told}." if told else ""
 
 
 def summary(judgements: Iterable[Judgement]) -> str:
-    """Which guarantees have which verdict, worst first; how many, of the usual ones."""
+    """The guarantees by verdict, worst first; of the usual verdicts, only their number."""
     found: dict[str, list[str]] = {}
     for judgement in judgements:
         verdict = "not judged" if judgement.left_out else judgement.verdict
@@ -227,7 +227,7 @@ def summary(judgements: Iterable[Judgement]) -> str:
 
 
 def mutants_summary(mutants: Sequence[MutantJudgement]) -> str:
-    """How many mutants met which end."""
+    """The number of mutants that met each end."""
     found = Counter(mutant.verdict for mutant in mutants)
     ends = [f"{found[verdict]} {verdict}" for verdict in ("killed", "equivalent", "survived")]
     if found["unjudged"]:  # then none can be said to have survived

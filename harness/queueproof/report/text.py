@@ -168,7 +168,7 @@ def _filled(prose: str, width: int) -> str:
 
 
 def why(told: Told) -> str:
-    """What a breach does to a user, as far as the story tells which."""
+    """The harm that a breach does to a user, as far as the story tells which."""
     guarantee = CATALOGUE[told.guarantee]
     if isinstance(told, Account):
         return guarantee.why
@@ -182,7 +182,7 @@ def with_code(remedy: str) -> list[str]:
 
 
 def remedy(name: str, told: Told | None, offers: Collection[str] | None = None) -> str:
-    """How a guarantee is kept, as far as the story and the queue tell what breaks it.
+    """The way to keep a guarantee, as far as the story and the queue tell what breaks it.
 
     Args:
         told: Its story, where there is one.
@@ -274,7 +274,7 @@ def _facts(job: Enqueued) -> str:
 
 
 def roles(story: Story) -> Iterator[str]:
-    """Who is who, of those that are no workers."""
+    """The role of each actor that is no worker."""
     for actor in story.actors:
         if actor in _ROLES:
             yield f"{actor}: {_ROLES[actor]}."
@@ -284,7 +284,7 @@ def roles(story: Story) -> Iterator[str]:
 
 
 def remarks(story: Story) -> Iterator[str]:
-    """What is not plain to see: waits that are no breach, and why a worker does what it does."""
+    """Remarks on what is not plain: waits that are no breach, why a worker does what it does."""
     yield from map(_allowed, story.allowed)
     if story.conditions.isolation and any(map(_BEGIN.match, story.statements)):
         yield (
@@ -305,7 +305,7 @@ def remarks(story: Story) -> Iterator[str]:
 
 
 class _Undone(NamedTuple):
-    """What was accepted of a job after its completion.
+    """The operation that was accepted of a job after its completion.
 
     Attributes:
         by_itself: Whether the worker that completed it did that.
@@ -316,7 +316,7 @@ class _Undone(NamedTuple):
 
 
 def _undone(story: Story) -> _Undone | None:
-    """What was done to a completed job before it was claimed again."""
+    """The last operation on a completed job before it was claimed again."""
     asked: dict[str, Asked] = {}
     completed: dict[str, str] = {}  # by job, its worker
     found = None
@@ -345,7 +345,7 @@ def _allowed(wait: AllowedWait) -> str:
 
 
 def worded(fact: Fact) -> str:
-    """What happened, in a few words."""
+    """A fact in a few words."""
     match fact:
         case Asked():
             return _asked(fact)
@@ -420,7 +420,7 @@ def mark(number: int) -> str:
 
 
 def letter(number: int) -> str:
-    """What a statement is called: a to z, then aa, ab, ..."""
+    """The name of a statement: a to z, then aa, ab, ..."""
     prefix = ascii_lowercase[number // 26 - 1] if number >= len(ascii_lowercase) else ""
     return prefix + ascii_lowercase[number % 26]
 
@@ -455,7 +455,7 @@ class Passage:
         return str(self.first) if self.first == last else f"{self.first}-{last}"
 
     def columns(self) -> list[tuple[Moment, ...]]:
-        """What each moment of a passage is each time."""
+        """Each moment of a passage, as it is each time."""
         size = len(self.moments) // self.times
         return [self.moments[n::size] for n in range(size)]
 
@@ -496,7 +496,7 @@ def _repeats(kinds: Sequence[object], place: int, length: int) -> int:
 
 
 def _kind(moment: Moment) -> object:
-    """What two moments share that are told as one; None where it is told by itself."""
+    """The kind that moments told as one share; None for a moment that is told by itself."""
     if not (moment.begins and moment.ends) or moment.raced:
         return None
     return is_worker(moment.actor) or moment.actor, tuple(map(_plain, moment.facts))
@@ -640,7 +640,7 @@ def _joined(facts: Iterable[Fact]) -> str:
 
 
 def _columns(story: Story) -> list[str]:
-    """Who gets a column: workers, and whose operations others get into; nobody where none do."""
+    """The actors with a column: workers, and those whose operations others get into; or nobody."""
     moments = story.moments
     if not any(moment.raced for moment in moments):
         return []

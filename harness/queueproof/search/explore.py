@@ -1,4 +1,4 @@
-"""Which interleavings of a program are tried, and in which order."""
+"""The interleavings of a program that are tried, and their order."""
 
 from __future__ import annotations
 

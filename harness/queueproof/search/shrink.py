@@ -41,7 +41,7 @@ class Failure:
 
     @property
     def firmness(self) -> tuple[bool, bool, bool, bool]:
-        """How well it stands: what nothing else may explain, what the schedule alone decided.
+        """Its firmness: whether nothing else may explain it, whether the schedule alone decided it.
 
         Of two that stand as well, the one in which another worker is hurt says more, and so does
         the one in which the program's own workers see it.
@@ -59,35 +59,35 @@ class Failure:
 
     @property
     def phase(self) -> int:
-        """When it breaks: 0 in the program, 1 as workers end what they hold after it, 2 later."""
+        """Its time: 0 in the program, 1 as workers end what they hold after it, 2 later."""
         if self.violation.call < self.run.staged:
             return 0
         return 2 if self.run.history.calls[self.violation.call].actor == DRAINER else 1
 
     @property
     def like(self) -> Like:
-        """What a shorter story must tell as well."""
+        """The facts that a shorter story must tell as well."""
         return Like(self.cause, alone=self.violation.alone)
 
     def tells(self, like: Like) -> bool:
-        """Whether it is about the same operation as another, and says no less of it."""
+        """True if it is about the same operation as another, and says no less of it."""
         return self.cause == like.cause and self.violation.alone <= like.alone
 
 
 class Like(NamedTuple):
-    """What a story tells: see `Failure.cause` and `Violation.alone`."""
+    """The facts by which stories are alike: see `Failure.cause` and `Violation.alone`."""
 
     cause: str
     alone: bool
 
 
 def breaches(run: Run, declared: Declared) -> list[Violation]:
-    """What a run broke: guarantees, and what is unexpected."""
+    """The violations in a run: of guarantees, and what is unexpected."""
     return [*check(run.history, declared).violations, *unexpected(run)]
 
 
 def unexpected(run: Run) -> list[Violation]:
-    """What a run broke that is no guarantee by itself.
+    """The violations in a run that break no guarantee by themselves.
 
     An error that the queue's workers do not expect stands under `error` and its SQLSTATE: no
     guarantee by itself, but one where it comes with conditions that should change nothing. So

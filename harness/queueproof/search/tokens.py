@@ -31,7 +31,7 @@ def encode_token(digest: str, guarantee: str, seed: int, **data: object) -> str:
 
 
 def decode_token(token: str) -> tuple[str, str, int, dict[str, Any]]:
-    """What `encode_token` packed; what a probe needs is bounded here, and read by the probe.
+    """The parts that `encode_token` packed; a probe's are bounded here, and read by the probe.
 
     Raises:
         QueueproofError: It is not a token; the message has the field.
