@@ -69,7 +69,7 @@ _STOPPED = {
 }
 _PAYLOADS: Mapping[PayloadKind, str] = {
     "same": "a payload that others have as well",
-    "large": "a payload of 10,000 characters",
+    "large": "a payload of 10,000 characters, with keys like attempts",
 }
 _ROLES: Mapping[str, str] = {
     "drainer": "at the end it recovers, claims and completes all that is left, and lets time pass,"

@@ -15,6 +15,8 @@ from queueproof.run.lab import DEFAULT_BOUND
 from queueproof.schedule.programs import JobSpec, PayloadKind
 
 LARGE = 10_000  # characters of a large payload
+# Keys of its own that are names of a queue's, too: who merges the two may take one for another.
+_OWN = '"id": 0, "attempts": 99, "max_attempts": 0, "queue": "theirs"'
 FAULT_STATES = frozenset({"40P01", "57P01", "08006"})
 """SQLSTATEs of faults, never in `retry_on`: an earlier transaction of it may have committed."""
 
@@ -42,15 +44,15 @@ def _payload(kind: PayloadKind, number: int) -> str:
         case "same":
             return '{"call": "same"}'
         case "large":
-            return f'{{"call": {number}, "text": "{_large()}"}}'
+            return f'{{"call": {number}, {_OWN}, "text": "{_large()}"}}'
         case _:
             assert_never(kind)
 
 
 @cache
 def _large() -> str:
-    """Ten thousand characters; compressed they are half as many, more than an index takes."""
-    return "".join(sha256(b"%d" % n).hexdigest() for n in range(LARGE // 64 + 1))[:LARGE]
+    """Ten thousand characters, of more bytes; compressed they are more than an index takes."""
+    return "€".join(sha256(b"%d" % n).hexdigest() for n in range(LARGE // 64 + 1))[:LARGE]
 
 
 def mistaken(calls: Sequence[Call], claims: Iterable[Claim]) -> str:
