@@ -4,7 +4,7 @@
 -- What it costs: the jobs of a batch share a lease, so that a heartbeat extends them all and they
 -- come back together; a job that ends alone waits for another of its batch that does, and the array
 -- is read for it; a job that runs or is over is found by its id only through its batch, whose id
--- the claim answers as lease_id; payloads lie there uncompressed.
+-- the claim answers as lease_id.
 
 -- /// queue
 -- lease = "30 seconds"
@@ -49,13 +49,12 @@ CREATE TABLE leases (
   locked_at timestamptz NOT NULL DEFAULT now(),  -- the claim, or the last heartbeat
   live      bigint[]    NOT NULL,  -- the jobs that are not over, by their ids
   size      int         NOT NULL,  -- how many were claimed
-  jobs      job[]       NOT NULL   -- all of these
+  -- All of these, compressed where they are many: that takes less time than to write them twice.
+  jobs      job[]       NOT NULL
 -- A heartbeat, and the end of one job, change no indexed column: they stay within the page (HOT).
 -- A plan that is made while nothing runs has to use the index, for it will be there when many have
 -- run: pages that are kept tell it that the table may be large.
 ) WITH (fillfactor = 70, vacuum_truncate = off);
--- Not compressed, and not touched by an UPDATE of the rest of its row.
-ALTER TABLE leases ALTER jobs SET STORAGE EXTERNAL;
 -- The first of those pages.
 INSERT INTO leases (id, worker, queue, live, size, jobs)
 SELECT -n, repeat('-', 1000), '', '{}', 0, '{}'
@@ -73,7 +72,6 @@ CREATE TABLE history (
   ended_at   timestamptz NOT NULL DEFAULT now(),
   jobs       job[]       NOT NULL
 );
-ALTER TABLE history ALTER jobs SET STORAGE EXTERNAL;
 
 -- name: enqueue(payload, priority, delay, max_attempts, queue)
 INSERT INTO ready (queue, payload, priority, run_at, max_attempts)
