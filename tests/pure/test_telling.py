@@ -347,7 +347,8 @@ def test_a_payload_that_is_not_a_jobs_own_is_told() -> None:
     asked = Asked("enqueue", 0, (), 2.0, payload="same")
     read = line(story(Turn("w1", (asked, Answered("answer", "job 3"))), before=(same, large)))
     assert "job 1 was enqueued (max_attempts 3, a payload that others have as well)" in read
-    assert "job 2 was enqueued (max_attempts 3, a payload of 10,000 characters" in read
+    told = "a payload of 10,000 characters, with keys like attempts"
+    assert f"job 2 was enqueued (max_attempts 3, {told})" in read
     assert "enqueue, due in 2 s, a payload that others have as well => job 3" in read
 
 
