@@ -452,9 +452,9 @@ class LibpqSession(Session):
 
     def run(self, sql: str) -> None:
         """See `Session.run`."""
-        ahead, self._ahead = [*self._ahead, *([self._begins] * bool(self._begins))], []
-        self._begins = ""
-        for statement in [*ahead, sql]:
+        statements = filter(None, (*self._ahead, self._begins, sql))
+        self._ahead, self._begins = [], ""
+        for statement in statements:
             self.pgconn.send_query(statement.encode())
             self._answered(statement)
 
