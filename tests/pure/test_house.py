@@ -235,7 +235,7 @@ def test_every_rule_that_is_named_is_written_down() -> None:
     """`rule 21` in the code is one of those that users can read, in their order."""
     text = (ROOT / "strategies" / "RULES.md").read_text(encoding="utf-8")
     rules = [int(number) for number in re.findall(r"^(\d+)\. ", text, re.MULTILINE)]
-    assert rules == list(range(1, 36))
+    assert rules == list(range(1, len(rules) + 1))
     sources = " ".join(path.read_text(encoding="utf-8") for path in FILES)
     named = {int(number) for number in re.findall(r"\brule (\d+)", sources)}
     assert named

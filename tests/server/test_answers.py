@@ -21,6 +21,10 @@ from queueproof.queues import model
 from queueproof.queues.model import FAILURE, Claim, JobRow, Operation, Queue, Result, Step, Value
 from queueproof.report.text import remedy
 from queueproof.run.runner import Runner
+from queueproof.schedule.programs import Program
+from queueproof.space.crowds import numbered
+from queueproof.space.pieces import ONE, SAME, Pieces
+from queueproof.space.situations import skins
 from tests.fix_histories import Case, Told, cases
 from tests.fix_labs import LabOf, judged, offered
 from tests.fix_places import SKIP_LOCKED, STRATEGIES, reference
@@ -400,3 +404,19 @@ def test_an_enqueue_that_makes_no_second_job_is_seen(
 ) -> None:
     """Then whoever enqueues the like of a job acts on that."""
     assert keyed == calibrate(lab_of(STRATEGIES / f"{name}.sql")).keyed
+
+
+@pytest.mark.parametrize(
+    ("name", "alike"),
+    [("sound/one_of_a_key", False), ("sound/one_at_a_time", True), ("skip_locked", True)],
+)
+def test_a_job_that_waits_for_another_with_its_payload_is_seen(
+    lab_of: LabOf, name: str, *, alike: bool
+) -> None:
+    """Then every job has a payload of its own, for no other may have to wait."""
+    offer = calibrate(lab_of(STRATEGIES / f"{name}.sql"))
+    pieces = Pieces(offer)
+    crowds = [job for n in range(20) for job in numbered(pieces, 0, n).program.specs]
+    assert alike == (SAME.payload in {job.payload for job in crowds})
+    worn = [skin(Program(ONE, ())).jobs[0] for forms in skins(pieces) for skin in forms]
+    assert alike == (SAME in worn)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import asdict
 
+import pytest
+
 from queueproof.examine.calibrate import calibrate
 from queueproof.examine.check import check_queue
 from queueproof.examine.replay import replay
@@ -92,6 +94,17 @@ def test_a_break_that_is_measured_is_told_at_once_too(lab_of: LabOf) -> None:
     lab = lab_of(BROKEN / "backoff_overflow.sql")
     check_queue(lab, select(["backoff"]), profile="glance", told=told.append, fail_fast=True)
     assert told == ["backoff"]
+
+
+@pytest.mark.parametrize(("header", "broken"), [("", ["stale-recovery"]), ('stale = "stays"', [])])
+def test_what_a_header_excuses_is_told_as_no_break(
+    lab_of: LabOf, header: str, broken: list[str]
+) -> None:
+    """A card accepts it; a line that says otherwise first is a false alarm."""
+    told: list[str] = []
+    lab = lab_of(queue_file(header=header))
+    check_queue(lab, select(["stale-recovery"]), profile="glance", told=told.append)
+    assert told == broken
 
 
 CAPPED = SKIP_LOCKED.replace("now() + :delay", "now() + LEAST(:delay, interval '1 day')")

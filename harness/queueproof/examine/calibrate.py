@@ -140,6 +140,7 @@ def calibrate(lab: Lab, *, replayed: bool = False) -> Offer:
     offer = replace(
         offer,
         keyed=len({job for call in alike for job in call.ids}) == 1,
+        exclusive=_is_exclusive(runner, passes),
         misses=passes > _MISSES or first is not claims[0],
         passes=passes if passes <= _MISSES else 0,
         several=frozenset(runner.several),
@@ -182,6 +183,18 @@ def _passes(runner: Runner) -> int:
             case _:
                 pass
     return most
+
+
+def _is_exclusive(runner: Runner, passes: int) -> bool:
+    """True if one of two jobs waits while the other runs, only if their payloads are the same."""
+    looks = (claim(),) * (1 + passes)
+    scripts = (script("w1", *looks), script("w2", *looks), script("w1", complete()))
+    stages = in_turn(SETTLE, *scripts, script("w3", *looks))
+    got: dict[str, list[str]] = {}
+    for jobs in ((SAME, SAME), TWO):
+        claims = runner.run(Program(jobs, stages)).history.of_kind("claim")
+        got[jobs[0].payload] = [call.actor for call in claims if call.ids]
+    return got["same"][:2] == ["w1", "w3"] and got[""][:2] == ["w1", "w2"]
 
 
 def _must_follow_the_clock(lab: Lab, looks: int) -> None:

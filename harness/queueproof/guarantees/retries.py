@@ -57,7 +57,7 @@ def _retry_bound(pieces: Pieces) -> Iterator[Program]:
 
 def _no_lost_job(pieces: Pieces) -> Iterator[Program]:
     yield from _arrivals(pieces)
-    if "payload" in pieces.offer.queue.takes("enqueue"):
+    if pieces.alike:
         # A job ends, or is tried again, where another one like it has come in meanwhile.
         for ender in (do for do in pieces.enders() if do.kind != "heartbeat"):
             twin = in_turn(script("w1", claim()), NEW, script("w1", ender))

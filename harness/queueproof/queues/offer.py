@@ -24,6 +24,7 @@ class Offer:
         late: Whether a crashed worker's job, beside no living one's, was seen to be still running
             when its lease was over: leases may last longer than declared.
         keyed: Whether an enqueue like one before was seen to make no second job.
+        exclusive: Whether a job was seen to wait while another one with its payload ran.
         misses: Whether claims were seen to pass a ready job by although nobody acted: more often in
             a row than one that looks into a part of the jobs may.
         passes: How often in a row they were seen to, where they may.
@@ -39,6 +40,7 @@ class Offer:
     waits: float | None = None
     late: bool = False
     keyed: bool = False
+    exclusive: bool = False
     misses: bool = False
     passes: int = 0
     several: frozenset[str] = frozenset()

@@ -107,6 +107,7 @@ class _Drawing:
         self.limits = [1, 1, 2] if duel else [*_LIMITS, *(n for n in near if 0 < n <= BATCH)]
         self.later = 3 if duel else STAGES // 4
         self.spans = [*_SPANS, *spans]
+        self.payloads = _PAYLOADS if pieces.alike else ("",)
         self.names = ["default"]
         if pieces.routes():
             groups = [*_NAMES, *(("default", word) for word in words)]
@@ -185,7 +186,7 @@ class _Drawing:
             delay=rng.choice([1.0, 1.0, _NEAR]) * rng.choice(self.spans) if delayed else 0.0,
             bound=rng.choice(self.bounds) if "bound" in fields else 0,
             queue=rng.choice(self.names) if "queue" in fields else "default",
-            payload=rng.choice(_PAYLOADS) if "payload" in fields else "",
+            payload=rng.choice(self.payloads) if "payload" in fields else "",
             joined="joined" in fields and self.often(0.3),
         )
 

@@ -69,6 +69,7 @@ class Pieces:
         self.by_worker = "heartbeat" in self.offers and "job" not in queue.takes("heartbeat")
         self.takes_limit = "limit" in queue.takes("claim") and not offer.held and not self.one_each
         self.joins = offer.joins
+        self.alike = "payload" in queue.takes("enqueue") and not offer.exclusive
         self.lease = queue.lease_seconds
         self.bound = queue.max_attempts
         self.constants = constants_in(queue.written)

@@ -840,7 +840,7 @@ def skins(pieces: Pieces) -> list[list[Skin]]:
     known: list[tuple[bool, list[Skin]]] = [
         (pieces.routes(), [_elsewhere]),
         ("priority" in takes, [_wearing(priority=one) for one in (-1, 1000, LOWEST, HIGHEST)]),
-        ("payload" in takes, [_like_the_other]),
+        (pieces.alike, [_like_the_other]),
         ("payload" in takes, [_wearing(payload="large")]),
         (pieces.offer.keyed and not pieces.offer.held, [_joined]),
         (True, [_long_ago]),
