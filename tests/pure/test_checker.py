@@ -271,6 +271,13 @@ def test_the_last_attempt_ends(ends: str, bound: str, left: str, failed: str, cr
     rule 27: so it is where late operations may be accepted, and nothing may come of it
         enqueue 1; w1 claims 1; begin w1 fails 1; +31; w2 claims 1; w2 fails 1; end w1; w3 runs 1;
         all completed => fencing where backoff=5.0 at_least_once=True
+    rule 27: a late operation may have hidden a death
+        enqueue 1 2; w1 claims 1 2 limit=2; w1 fails 1; w2 claims 1; w1 completes 1; w1 crashes;
+        +31; sweep; left 1=completed 2=running => fencing where at_least_once=True
+    and not one that nobody would have seen: no lease ends
+        enqueue 1 2; w1 claims 1 2 limit=2; w1 fails 1; w2 claims 1; w1 completes 1; w1 crashes;
+        +31; sweep; left 1=completed 2=running
+        => stale-recovery where at_least_once=True lease=None
 """)
 def test_how_many_jobs_a_claim_takes_and_when_a_failed_one(case: Case) -> None:
     """No more than it asked for; and what has failed from the moment on that backoff sets."""

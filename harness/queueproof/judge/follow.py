@@ -415,8 +415,9 @@ class _JobCheck:
         assert last is not None
         where = f"`jobs` shows it as {seen}" if seen else "it is gone"
         late = configs[0].job.unsure if self.declared.at_least_once else None
-        if late is not None:
-            return late
+        expires = self.declared.lease or self.declared.tied
+        if late is not None and (expires or not configs[0].job.crashed):
+            return late  # but for a death that nobody would have recovered from
         decided = _decided(configs)
         if decided is not None and (seen in FINISHED or (seen and _acted_on(acts, decided))):
             return Violation("final-state", f"the job had {decided}, and {where}")

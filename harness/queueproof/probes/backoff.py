@@ -171,7 +171,8 @@ def _fail_again_and_again(lab: Lab, offer: Offer, waits: RetryWaits, tell: Tell)
         failed_at = lab.now()
         sent: list[str] = []
         waits.sent = sent
-        caught = FAILURE if attempt == 1 else TRACEBACK
+        # The same error again, and then another one: a wait may follow from how often one came.
+        caught = FAILURE if attempt <= (2 if bound > BEATEN else 1) else TRACEBACK
         try:
             accepted = _end(lab, "fail", job, sent=sent, caught=caught)
         except ServerError as error:
