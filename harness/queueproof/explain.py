@@ -131,8 +131,11 @@ def explain(guarantee: Guarantee, width: int = WIDTH) -> str:
     told.append(f"A queue that breaks it, and what mends it: {first.why}")
     parts = [*(filled(one, width) for one in told), first.diff]
     if others:
-        names = "\n".join(f"  {other.name}" for other in others)
-        parts.append(f"More files that break it, each in its own way (in the repository):\n{names}")
+        names = f"strategies/broken/{guarantee.id.replace('-', '_')}_*.sql"
+        more = (
+            f"{len(others)} more queues break it, each in its own way; in the repository: {names}"
+        )
+        parts.append(filled(more, width))
     return "\n\n".join(parts)
 
 

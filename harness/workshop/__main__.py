@@ -29,7 +29,8 @@ CONVOY = (REFERENCE, "for_update", "nowait")
 HOLD = 0.005  # seconds
 INTRODUCTION = """\
 **Use skip_locked. With many workers, claim at most 10 jobs at a time. Take lease_batch only if
-claims are your bottleneck.** The server and the workers shared {cores} cores. Below is
+claims are your bottleneck: all jobs of a claim share one lease, and a slow one keeps it for
+all.** The server and the workers shared {cores} cores. Below is
 [what each name means](#the-names). lease_batch and lease_table complete a batch and claim the next
 one in one statement (`complete_and_claim`), the other strategies in two: in batches of 1, that may
 be most of the difference.
@@ -40,8 +41,9 @@ NAMED = """\
 - skip_locked: one UPDATE with FOR UPDATE SKIP LOCKED.
 - lease_batch: one lease for all jobs of a claim.
 - lease_table: a claim moves the job to another table.
-- for_update: the same as skip_locked, but without SKIP LOCKED.
-- nowait: FOR UPDATE NOWAIT instead of SKIP LOCKED.
+- for_update: a transaction of SELECT ... FOR UPDATE and UPDATE: a job needs 5 round trips in
+  batches of 1, one of skip_locked needs 2.
+- nowait: the same transaction, with FOR UPDATE NOWAIT.
 - in_subselect: `id IN (SELECT ... SKIP LOCKED)` instead of an array.
 - advisory_lock: an advisory lock for each job instead of a row lock.
 - hold_open: the transaction of the claim stays open until the job is done.

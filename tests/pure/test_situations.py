@@ -20,7 +20,7 @@ from queueproof.space.crowds import numbered
 from queueproof.space.pieces import NEW, Pieces
 from queueproof.space.situations import BATCH, OFTEN, Known, Space, ordered, spaces
 from queueproof.space.suites import ALONE, MEETINGS, Suite
-from tests.fix_places import SKIP_LOCKED, STRATEGIES, reference
+from tests.fix_places import ROOT, SKIP_LOCKED, STRATEGIES, reference
 
 FIRST, ALL = PROFILES["quick"].meetings, 400
 PAUSE = 3600.0  # seconds; what settles is shorter, and a wait longer
@@ -379,3 +379,15 @@ def test_a_lease_that_is_over_and_a_job_given_back_are_two_ways_to_be_late() -> 
     first = [one for one in Suite(offer)._every(MEETINGS)[:FIRST] if one.what == what]
     lives = [[do.kind for do in acts(one.make())][1:3] for one in first]
     assert {("claim", "advance"), ("claim", "fail")} <= set(map(tuple, lives))
+
+
+def test_the_page_on_limits_says_how_much_is_tried() -> None:
+    """Of the reference: what there is, and what each profile takes of it."""
+    page = (ROOT / "docs" / "about" / "limits.md").read_text(encoding="utf-8")
+    suite = Suite(offered("skip_locked.sql"))
+    taken = {ALONE: [one.situations for one in PROFILES.values()]}
+    taken[MEETINGS] = [one.meetings for one in PROFILES.values()]
+    for what, counts in taken.items():
+        there = suite.known(what)
+        row = ["all" if count >= there else f"{count:,}" for count in counts]
+        assert " | ".join([what, f"{there:,}", *row]) in page

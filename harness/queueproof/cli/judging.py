@@ -183,8 +183,8 @@ def judged(asked: CheckOptions, beyond: Beyond | None = None, *, stories: bool =
 
 
 _FIRST_SIGHT = (
-    ". These are the first steps seen; the shortest ones, their SQL ([a], [b], …) and a fix follow"
-    " when the check ends."
+    "The first steps seen of {}; the shortest ones, their SQL ([a], [b], …) and a fix follow when"
+    " the check ends:"
 )
 _AT_THE_END = ". The steps follow when the check ends; with --fail-fast it ends here."
 
@@ -210,17 +210,21 @@ def _telling(
     def told(guarantee: str) -> None:
         if guarantee not in queue.breaks:
             told = f"broken after {time.monotonic() - began:.1f} s: {guarantee}"
-            if not (broken or fail_fast):
-                told += _FIRST_SIGHT if watched else _AT_THE_END
+            if not (broken or fail_fast or watched):
+                told += _AT_THE_END
             broken.append(guarantee)
             say(told, Exit.BROKEN)
 
     def shown(guarantee: str, found: Break) -> None:
+        from queueproof.explain import filled
         from queueproof.report.text import WIDTH, steps_of
 
         if guarantee in broken and found.replay and found.told:
+            sight = filled(_FIRST_SIGHT.format(guarantee), columns(WIDTH))
+            heading = "" if tokens else f"\n{sight}\n"
             tokens[guarantee] = found.replay
-            say(f"\n{steps_of(found.told, columns(WIDTH))}\n", Exit.BROKEN, prefix="")
+            steps = steps_of(found.told, columns(WIDTH))
+            say(f"{heading}\n{steps}\n", Exit.BROKEN, prefix="")
 
     try:
         yield told, shown if watched else None  # it takes a fifth of the check's time

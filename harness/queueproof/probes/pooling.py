@@ -95,8 +95,8 @@ def _break(
     plain = [direct.run(program) for _ in range(SURE)]
     if _waited(run, offer) and any(call.waits for one in plain for call in one.history.calls):
         return None  # given up because it waited, as it does without the pooler
-    again = _run_through(lab, runner, program, pooler, Counter())
-    repeated = {violation.guarantee for violation in breaches(again, declared)}
+    again = [_run_through(lab, runner, program, pooler, Counter()) for _ in runner.again]
+    repeated = set.intersection(*({v.guarantee for v in breaches(o, declared)} for o in again))
     anyway = {violation.guarantee for one in plain for violation in breaches(one, declared)}
     return next(
         (

@@ -36,6 +36,7 @@ OPERATION_OF = {"schema" if name == "install" else name: name for name in OPERAT
 _OF_A_JOB = frozenset({"complete", "fail", "heartbeat"})
 _OF_A_BATCH = frozenset({"complete_many", "complete_and_claim"})
 _MODES: Mapping[str, Mode] = {mode: mode for mode in get_args(Mode)}
+_OF_SQLC = frozenset({":one", ":many", ":exec", ":execrows"})
 _NEED_ROWS = frozenset({"enqueue", "claim", "complete_and_claim", "recover", "jobs"})
 MARKER = re.compile(r"[ \t]*--[ \t]*name[ \t]*:(.*)")
 _DECLARATION = re.compile(r"\s*([\w-]+)\s*(?:\(([^()]*)\))?\s*(\S*)\s*")
@@ -266,7 +267,9 @@ def _mode(file: QueueText, start: int, name: str, suffix: str) -> Mode:
     if suffix.startswith("("):
         file.fail(start, f"the list of {name}'s parameters is not closed: write ) at its end")
     if suffix not in _MODES:
-        file.fail(start, f"{suffix} after {name}: only ! (count the rows affected) may stand there")
+        only = "only ! (count the rows affected) may stand there"
+        sqlc = "; drop what sqlc needs" if suffix in _OF_SQLC else ""
+        file.fail(start, f"{suffix} after {name}: {only}{sqlc}")
     return _MODES[suffix]
 
 
@@ -329,7 +332,8 @@ def check_parameters(file: QueueText, start: int, block: Block) -> None:
 def _foreign(block: Block, name: str) -> str | None:
     """A parameter as psql and drivers write it, where a block has one."""
     named = (
-        rf":'{name}'|:\"{name}\"|%\({name}\)s|[@$#]{name}\b|\{{{name}\}}|%s|(?<![?@])\?(?![?|&])"
+        rf":'{name}'|:\"{name}\"|%\({name}\)s|[@$#]{name}\b|sqlc\.n?arg\('?{name}'?\)"
+        rf"|\{{{name}\}}|%s|(?<![?@])\?(?![?|&])"
     )
     found = (re.search(named, statement.text) for statement in block.statements)
     return next((match[0] for match in found if match), None)
