@@ -280,7 +280,7 @@ def test_a_worker_may_have_looked_before_there_was_a_job_that_may_run() -> None:
         came = next(n for n, stage in enumerate(program.stages) if NEW in stage)
         looks, rest = program.stages[:came], program.stages[came:]
         claims = {who for stage in rest for who, dos in stage if "claim" in {do.kind for do in dos}}
-        assert claims == {who for stage in looks for who, dos in stage if dos == (claim(),)}
+        assert claims <= {who for stage in looks for who, dos in stage if dos == (claim(),)}
 
 
 def test_a_job_that_had_to_wait_meets_a_younger_one_that_had_not() -> None:

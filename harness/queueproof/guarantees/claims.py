@@ -22,14 +22,15 @@ from queueproof.space.pieces import (
     ALIGNED,
     MOST_ATTEMPTS,
     NEW,
+    RANKS,
     SETTLE,
     THREE,
     TWO,
     Pieces,
 )
 
-# Seconds: just a minute, an hour and a day, of which a part is 0; a fraction; more than a month.
-DELAYS = (60.0, 3600.0, 86_400.0, 61.47, 2 * DAY + HOUR, 40 * DAY)
+# Seconds: just a minute, an hour and a day, of which a part is 0; fractions; more than a month.
+DELAYS = (0.9, 60.0, 3600.0, 86_400.0, 61.47, 2 * DAY + HOUR, 40 * DAY)
 
 
 def _ordered(offer: Offer) -> str | None:
@@ -50,9 +51,10 @@ def _capped(offer: Offer) -> str | None:
 def _order(pieces: Pieces) -> Iterator[Program]:
     """Places of rows, and sessions that give out ids: no specification of a job knows them."""
     # Without ORDER BY rows come as they lie: often, but not always, as they were put in.
-    jobs = tuple(JobSpec(priority=9 * n * pieces.offer.queue.by_priority) for n in range(3))
-    for some in (TWO, jobs):
-        yield Program(some, in_turn(SETTLE, script("janitor", REWRITE), script("w1", claim())))
+    ranked = tuple(JobSpec(priority=rank) for rank in RANKS)
+    for jobs in (TWO, ranked if pieces.offer.queue.by_priority else THREE):
+        claims = [script(f"w{n}", claim()) for n, _ in enumerate(jobs, 1)]
+        yield Program(jobs, in_turn(SETTLE, script("janitor", REWRITE), *claims))
     three = in_turn(*(script(who, Do("enqueue")) for who in ("w1", "w2", "w1")))
     yield Program((), (*three, *in_turn(script("w3", claim(), claim()))), reserve=THREE)
 

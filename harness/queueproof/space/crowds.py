@@ -34,7 +34,7 @@ from queueproof.schedule.programs import (
     script,
     until,
 )
-from queueproof.space.pieces import HIGHEST, LOWEST, Pieces
+from queueproof.space.pieces import HIGHEST, LOWEST, RANKS, Pieces
 
 STAGES = 60  # of a program: enough for lives of several attempts beside one another
 LARGEST = 300  # jobs, where a number of the SQL asks for so many
@@ -42,8 +42,7 @@ BATCH = 60  # jobs that a claim asks for, at most
 _CHOICES = 4 * STAGES  # of a schedule
 # Drawn at random; what stands twice comes twice as often.
 _JOBS = (3, 8, 20, 60)  # few meet often, many fill a page or a window
-# 9 < 10 as text? And the greatest two are one as a real.
-_PRIORITIES = (0, 0, 0, 1, -1, -2, 5, 9, 10, 99, 100, 1000, LOWEST, HIGHEST - 1, HIGHEST)
+_PRIORITIES = (0, 0, *RANKS)
 _LIMITS = (1, 1, 2, 3, 5, 10)
 _SPANS = (3.1, 31.3, 61.3, HOUR, DAY, 2 * DAY + HOUR, 40 * DAY)
 # What may be taken for one: by their case, by LIKE, by their first 63 bytes. Those that are alike

@@ -33,6 +33,8 @@ TWO = (JobSpec(), JobSpec())
 THREE = (JobSpec(), JobSpec(), JobSpec())
 DELAY = 61.3  # seconds
 LOWEST, HIGHEST = -(2**31), 2**31 - 1  # priorities (rule 2): SQL that counts with them overflows
+# 9 < 10 as text? And the greatest two are one as a real.
+RANKS = (LOWEST, -2, -1, 0, 1, 5, 9, 10, 99, 100, 1000, HIGHEST - 1, HIGHEST)
 SETTLE = script("clock", advance(MOMENT))
 ALIGNED = script("clock", ALIGN)
 PAGE = 30  # more than a batch; so many that shrinking takes no more than seconds

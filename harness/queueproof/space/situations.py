@@ -391,6 +391,8 @@ class Space:
         """Every act in every situation, with what shows what has come of it."""
         for at in self.situations:
             for deed in self._acts(at):
+                if self.batch > 1 and self._ends_with_the_next and deed.do.kind not in _TOGETHER:
+                    continue  # what else is done to a last attempt is done to one job
                 for n, look in enumerate(self._looks(deed)):
                     # What is left behind by a worker that has beaten often does not add up, and
                     # maintenance that comes to nothing does so however often.
@@ -655,7 +657,11 @@ class Space:
         crashed = [script(f"w{40 + n}", claim(self.batch), crash()) for n in range(len(lost))]
         exact = any(do.kind == "until" for one in look for _, dos in one for do in dos)
         aligned = script("clock", whole(ALIGN)) if at.over else ALIGNED
-        way = in_turn(SETTLE, *self._ahead, *before, *crashed, *at.way, *others, *[aligned] * exact)
+        # Only a list tells whether a recovery has ended a job, or has put it back for a claim to bury.
+        buried = at.job.phase == Phase.FAILED and at.ends[-1:] == ("recover",)
+        seen = [script("observer", OBSERVE)] * (buried and "jobs" in self.pieces.offers)
+        came = (*self._ahead, *before, *crashed, *at.way, *seen)
+        way = in_turn(SETTLE, *came, *others, *[aligned] * exact)
         program = Program(jobs, (*way, stage, *look), self._jobs[:1] * RESERVE)
         return _like_the_other(program) if jobs and self._joins((*at.way, *stage)) else program
 
@@ -738,7 +744,7 @@ def spaces(pieces: Pieces, rules: Declared) -> list[Space]:
             Space(pieces, rules, bounds[0], spent=way) for way in spent(pieces, rules, bounds[0])
         ]
     if pieces.takes_limit:
-        found.append(Space(pieces, rules, bounds[-1], BATCH))
+        found += [Space(pieces, rules, bound, BATCH) for bound in reversed(bounds)]
     return found
 
 
