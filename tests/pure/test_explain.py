@@ -60,7 +60,7 @@ def test_what_a_guarantee_needs_is_said_where_a_bare_queue_lacks_it() -> None:
 def test_prose_ends_at_the_edge_of_a_terminal(width: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """At words; the SQL of a diff and addresses keep their lines."""
     monkeypatch.setenv("COLUMNS", str(width))
-    for arguments in ([], ["guarantees"], ["explain", "fencing"]):
+    for arguments in ([], ["guarantees"], ["explain", "fencing"], ["help"]):
         told = StringIO()
         told.isatty = lambda: True  # type: ignore[method-assign]
         monkeypatch.setattr("sys.stdout", told)
@@ -71,5 +71,7 @@ def test_prose_ends_at_the_edge_of_a_terminal(width: int, monkeypatch: pytest.Mo
 def test_without_a_name_all_guarantees_are_listed(command: Command) -> None:
     """As `queueproof guarantees` does."""
     listed = command("explain")
-    assert (listed.code, listed.out.count("\n")) == (Exit.HOLDS, len(CATALOGUE))
+    told, _, how = listed.out.partition("\n\n")
+    assert (listed.code, len(told.splitlines())) == (Exit.HOLDS, len(CATALOGUE))
+    assert how == "Explain one: queueproof explain fencing\n"
     assert command("guarantees") == listed

@@ -256,7 +256,8 @@ def test_nothing_judged_is_no_pass(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["chek"], "No such command 'chek'"),
+        (["chek"], "No such command 'chek'. Did you mean 'check'?"),
+        (["help", "chek"], "no part of the reference, and no command: chek; did you mean 'check'?"),
         (["check"], "name a queue, or write queues"),
         (["check", SOUND, BROKEN, "--with", SOUND], "is about one queue: name one"),
         (["check", SOUND, "--nothing"], "No such option"),
@@ -340,11 +341,13 @@ def test_a_mistake_in_a_file_has_its_place(command: Command, tmp_path: Path) -> 
 
 
 def test_help_without_a_topic_lists_them(command: Command) -> None:
-    """Each has a line, and nothing is wrong."""
+    """Each has a line, the commands stand in one, and nothing is wrong."""
     ran = command("help")
     assert (ran.code, ran.err) == (0, "")
-    told = [line.split()[0] for line in ran.out.splitlines()[1:]]
+    topics, _, commands = ran.out.partition("\n\n")
+    told = [line.split()[0] for line in topics.splitlines()[1:]]
     assert told == ["file-format", "program", "class", "rules"]
+    assert "help COMMAND, one of init, check, doctor, " in commands
 
 
 def test_sql_that_the_server_rejects_exits_4(check: Command, tmp_path: Path) -> None:

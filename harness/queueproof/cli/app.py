@@ -7,6 +7,8 @@ import shlex
 import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from difflib import get_close_matches
+from functools import partial
 from itertools import takewhile
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
@@ -47,6 +49,8 @@ def _kind(self: Any, _: object) -> str:  # noqa: ANN401 - a parameter of typer's
 
 
 TyperArgument.display_type = TyperOption.display_type = _kind  # type: ignore[assignment, method-assign]
+# Of a misspelt command it names all that are like it: 'chek' is no schema.
+typer.core.get_close_matches = partial(get_close_matches, n=1)  # type: ignore[attr-defined]
 
 
 def _show_version(value: bool) -> None:  # noqa: FBT001 - typer's signature
