@@ -63,7 +63,7 @@ def test_the_next_check_forgets_what_it_judged_anew() -> None:
     assert remember("q.sql", {})
     with pytest.raises(QueueproofError, match=r"cannot be replayed; nor can any other$"):
         token_of("q.sql", "order")
-    with pytest.raises(QueueproofError, match=r"other.sql has not been checked here"):
+    with pytest.raises(QueueproofError, match=r"other.sql has not been checked on this machine"):
         token_of("other.sql", "order")
 
 

@@ -215,7 +215,7 @@ def test_the_queue_that_init_writes_passes(
     assert checked.code == 0, checked.out
     assert "2 hold" in checked.out
     again = command("init", "jobs.sql")
-    assert (again.code, "exists already" in again.err) == (4, True)
+    assert (again.code, "as it is: name another file, or remove it" in again.err) == (4, True)
     assert command("init", "no/such/directory/q.sql").code == 4
 
 
@@ -306,7 +306,7 @@ def test_nothing_judged_is_no_pass(
         (["replay", BROKEN, "x", "--export", "/nowhere/a.spec"], "cannot write /nowhere/a.spec"),
         (["replay", BROKEN, "x", "--export", "a.py", "--with", "b.sql"], "--export is about one"),
         (["init", "worker.js"], "end it in one of .sql, .py, .mjs"),
-        ([*INIT, "no.sql"], "--from-schema no.sql: no such file, and no DSN"),
+        ([*INIT, "no.sql"], "no such file, and no DSN; write a path, or postgresql://"),
         ([*INIT, "."], "--from-schema .: there is no .sql file in it"),
         ([*INIT, SOUND], f"{SOUND}: it is a queue file already: queueproof"),
         ([*INIT, "host=/no/where"], "--from-schema: pg_dump: error: "),

@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from queueproof.cli.files import write_new
+from queueproof.cli.files import refuse_existing, write_new
 from queueproof.cli.options import Postgres, Trust, Where
 from queueproof.cli.talk import now_and_then
 from queueproof.errors import QueueproofError
@@ -72,8 +72,7 @@ def _init_from(path: Path, source: str, table: str | None, where: Where) -> None
 
     if path.suffix != ".sql":
         raise QueueproofError(f"{path}: what --from-schema writes is a queue file; end it in .sql")
-    if path.exists():
-        raise QueueproofError(f"{path} exists already, and is left as it is")
+    refuse_existing(path)
     schema = Path(source)
     is_dsn = not schema.exists() and ("=" in source or "://" in source)
     files = [schema] if is_dsn else _files(schema, source)
@@ -114,7 +113,7 @@ def _files(schema: Path, source: str) -> list[Path]:
             raise QueueproofError(f"--from-schema {source}: there is no .sql file in it")
     for file in files:
         if not file.is_file():
-            what = "no such file, and no DSN"
+            what = "no such file, and no DSN; write a path, or postgresql://user@host/db"
             if file.exists():
                 what = "a pipe or a device, which is read once: write the schema into a file"
             raise QueueproofError(f"--from-schema {file}: {what}")
