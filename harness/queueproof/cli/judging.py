@@ -328,20 +328,18 @@ def _introduce(out: Output, target: Queue, what: str, how: str) -> None:
 
 
 def _tell_todos(out: Output, target: Queue) -> None:
-    """Say that a proposal of `init` is not yet what its workers send."""
+    """Say where a proposal of `init` is not yet what its workers send."""
+    from queueproof.advice.file import OURS
     from queueproof.queues.deployment import Deployment
     from queueproof.queues.sqlfile import SqlFileQueue
 
     for one in target.versions if isinstance(target, Deployment) else (target,):
         text = one.own if isinstance(one, SqlFileQueue) else ""
-        lines = [n for n, line in enumerate(text.splitlines(), 1) if _TODO.search(line)]
+        lines = [str(n) for n, line in enumerate(text.splitlines(), 1) if _TODO.search(line)]
         if lines:
-            many = len(lines)
-            still = "a line still says TODO" if many == 1 else f"{many} lines still say TODO"
-            out.prose(
-                f"{one.name}:{lines[0]}: {still}. If the SQL is not yet that of your workers, only"
-                " the proposal was judged.\n"
-            )
+            several, s = ("s", "") if lines[1:] else ("", "s")
+            ours = " If the claim is still the proposal's, yours was not judged." * (OURS in text)
+            out.prose(f"{one.name}: line{several} {', '.join(lines)} still say{s} TODO.{ours}\n")
 
 
 def _tell_breaks(out: Output, target: Queue, card: Card) -> None:
