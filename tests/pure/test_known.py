@@ -20,7 +20,7 @@ from queueproof.guarantees.catalogue import CATALOGUE
 from queueproof.queues.sqlfile import load_text
 from queueproof.report.card import Break, Card, Judgement, Place
 from queueproof.report.story import Account, Part
-from queueproof.report.terminal import Output, print_breaks, print_whole, summary
+from queueproof.report.terminal import Output, print_breaks, print_story, print_whole, summary
 from tests.fix_places import SKIP_LOCKED
 
 
@@ -166,6 +166,18 @@ def test_the_last_screen_explains_what_is_inconclusive_and_fits() -> None:
     assert other.reason not in told
     ends = "single-claim broken; retry-bound, pooler-safe inconclusive; "
     assert told.endswith(f"\nbroken: jobs.sql\n{ends}\n1 holds; 19 not asked; 53 s\n")
+
+
+def test_a_heading_ends_at_words_and_sql_stays_as_it_is() -> None:
+    """On a terminal that is narrower than both: SQL is copied."""
+    out = Output(written := StringIO())
+    out._force_terminal, out.width = True, 20
+    print_story(out, "order: The most urgent job comes first.\n\nSELECT id FROM jobs WHERE ready")
+    lines = re.sub(r"\x1b\[[\d;]*m", "", written.getvalue()).splitlines()
+    assert [line.rstrip() for line in lines] == [
+        *("order: The most", "urgent job comes", "first.", ""),
+        "SELECT id FROM jobs WHERE ready",
+    ]
 
 
 def test_many_of_one_verdict_are_counted() -> None:

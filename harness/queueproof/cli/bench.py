@@ -204,7 +204,7 @@ def _fitting(out: Output, pair: Group) -> Group:
     why, single = unfit(pair), pair._replace(shape=pair.shape._replace(batch=1))
     if not why or unfit(single):
         return pair
-    out.say(f"{why}; so batch 1 is compared.\n")
+    out.prose(f"{why}; so batch 1 is compared.\n")
     return single
 
 

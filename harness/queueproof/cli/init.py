@@ -12,7 +12,7 @@ import typer
 
 from queueproof.cli.files import refuse_existing, write_new
 from queueproof.cli.options import Postgres, Trust, Where
-from queueproof.cli.talk import now_and_then
+from queueproof.cli.talk import columns, now_and_then
 from queueproof.errors import QueueproofError
 
 _TEMPLATES = {
@@ -69,6 +69,7 @@ def _init_from(path: Path, source: str, table: str | None, where: Where) -> None
     """Write a queue file for somebody's tables; and their schema beside it, if it has no file."""
     from queueproof.advice.propose import propose
     from queueproof.advice.schema import dump
+    from queueproof.explain import filled
 
     if path.suffix != ".sql":
         raise QueueproofError(f"{path}: what --from-schema writes is a queue file; end it in .sql")
@@ -97,10 +98,10 @@ def _init_from(path: Path, source: str, table: str | None, where: Where) -> None
         if proposed.asks:
             typer.echo(f"That constraint is: {proposed.asks}")
     first = "" if proposed.rejected is None else "Fix that line first. "
-    typer.echo(
-        f"{first}The SQL in its blocks is ours: replace it with what your workers send, then check"
-        f" it:\n  queueproof check {shlex.quote(str(path))} --profile quick"
-    )
+    then = f"{first}The SQL in its blocks is ours: replace it with what your workers send."
+    then += " Then check it:"
+    typer.echo(filled(then, columns(len(then))))
+    typer.echo(f"  queueproof check {shlex.quote(str(path))} --profile quick")
 
 
 def _files(schema: Path, source: str) -> list[Path]:

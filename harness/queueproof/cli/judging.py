@@ -18,7 +18,7 @@ from queueproof.cli.known import remember
 from queueproof.cli.options import Annotate, ProfileName, Where, cluster_extra, ids
 from queueproof.cli.replaying import command_of, open_target, target_of
 from queueproof.cli.reports import Reports
-from queueproof.cli.talk import columns, output, progress_bar, say
+from queueproof.cli.talk import PREFIX, columns, output, progress_bar, say
 from queueproof.errors import Exit
 
 if TYPE_CHECKING:
@@ -202,6 +202,8 @@ def _telling(
     Raises:
         KeyboardInterrupt: The check was interrupted: it says how to see what was found.
     """
+    from queueproof.explain import filled
+
     began = time.monotonic()
     watched = sys.stderr.isatty()
     broken: list[str] = []
@@ -209,11 +211,11 @@ def _telling(
 
     def told(guarantee: str) -> None:
         if guarantee not in queue.breaks:
-            told = f"broken after {time.monotonic() - began:.1f} s: {guarantee}"
+            told = f"{PREFIX}broken after {time.monotonic() - began:.1f} s: {guarantee}"
             if not (broken or fail_fast):
                 told += _FIRST_SIGHT if watched else _AT_THE_END
             broken.append(guarantee)
-            say(told, Exit.BROKEN)
+            say(filled(told, columns(len(told))), Exit.BROKEN, prefix="")
 
     def shown(guarantee: str, found: Break) -> None:
         from queueproof.report.text import WIDTH, steps_of
@@ -324,7 +326,7 @@ def _introduce(out: Output, target: Queue, what: str, how: str) -> None:
     out.prose(f"{what}; {how}\n")
     if "jobs" not in target.offers:
         unseen = "so the check cannot see the state of a job that nobody claims any more"
-        out.say(f"The queue has no block `jobs`, {unseen}.\n")
+        out.prose(f"The queue has no block `jobs`, {unseen}.\n")
 
 
 def _tell_todos(out: Output, target: Queue) -> None:
@@ -352,6 +354,6 @@ def _tell_breaks(out: Output, target: Queue, card: Card) -> None:
         where = target.source_of_break(judgement.id) or target.name
         if judgement.verdict == "holds":
             mended = "where a check of everything does not see it either, take it out of [breaks]"
-            out.say(f"{where}: {judgement.id} was not seen to break: {mended}")
+            out.prose(f"{where}: {judgement.id} was not seen to break: {mended}")
         elif why.startswith("TODO"):
-            out.say(f"{where}: {judgement.id} is accepted, and its reason still says TODO")
+            out.prose(f"{where}: {judgement.id} is accepted, and its reason still says TODO")

@@ -100,16 +100,19 @@ def doctor(
     from dataclasses import asdict
 
     from queueproof.doctor import look
+    from queueproof.explain import filled
 
     refuse_outputs([json], ())
     out = output(json)
     findings = []
     for found in look():
         findings.append(found)
-        out.say(f"{found.state:<8} {found.name:<20} {found.found}".rstrip())
+        told = [f"{found.state:<8} {found.name:<20} {found.found}".rstrip()]
         if found.state != "here":
-            out.say(f"{'':<29} for {found.adds}")
-            out.say(f"{'':<29} {'get it' if found.state == 'missing' else 'fix it'}: {found.get}")
+            told += [f"{'':<29} for {found.adds}"]
+            told += [f"{'':<29} {'get' if found.state == 'missing' else 'fix'} it: {found.get}"]
+        for line in told:
+            out.say(filled(line, columns(len(line)), indent=30))
     if json is not None:
         write(json, jsonlib.dumps([asdict(found) for found in findings], indent=2) + "\n")
 
