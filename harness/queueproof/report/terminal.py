@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from itertools import islice
 from textwrap import wrap
@@ -51,12 +51,16 @@ class Output(Console):
         else:
             self.say(text)
 
-    def markdown(self, text: str) -> None:
-        """Print Markdown: drawn on a terminal, as it is elsewhere."""
-        if self.is_terminal:
-            from rich.markdown import Markdown  # noqa: PLC0415 - a card has none, and it takes 30 ms
+    def markdown(self, text: str, names: Collection[str] = ()) -> None:
+        """Print Markdown: drawn on a terminal, as it is elsewhere.
 
-            self.print(Markdown(text))
+        Args:
+            names: Headings of columns that say what a row of a table is about.
+        """
+        if self.is_terminal:
+            from queueproof.report.pages import Page  # noqa: PLC0415 - a card has none, and it takes 30 ms
+
+            self.print(Page(text, names))
         else:
             self.say(text.rstrip())
 
