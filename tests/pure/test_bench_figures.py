@@ -5,6 +5,8 @@ from __future__ import annotations
 import itertools
 import math
 import random
+import re
+from io import StringIO
 from pathlib import Path
 
 import pytest
@@ -15,6 +17,8 @@ from queueproof.bench.decide import ERROR, LEAST, LOOKS, Finding, Rule, chance
 from queueproof.bench.figures import BenchError, BenchReport, Series
 from queueproof.bench.gate import Condition
 from queueproof.bench.measured import Shape
+from queueproof.bench.tables import LOAD, NAMES
+from queueproof.report.terminal import Output
 from tests.fix_histories import each
 
 # Logarithms of a queue's jobs/s divided by its own, by round, on a machine with four times more to
@@ -248,3 +252,19 @@ def test_histograms_merge() -> None:
     halves = [latency.encoded(seconds[start::2]) for start in (0, 1)]
     found = latency.at(halves, latency.SHARES.values())
     assert found == pytest.approx([0.5, 0.95, 0.99, 0.999, 1.0], rel=0.002)
+
+
+@pytest.mark.parametrize(("width", "parts"), [(60, 2), (80, 2), (120, 1)])
+def test_a_table_that_is_wider_than_the_terminal_goes_on_below(width: int, parts: int) -> None:
+    """No name and no figure is cut, and each part says of which row it is."""
+    waits = "Client:ClientRead 40%, LWLock:WALWrite 35%"
+    header = (*LOAD, "WAL bytes", "round trips", "the backends were")
+    row = ("select_then_update", "16", "100", "1,234", "0.41", waits)
+    lines = [header, ["---"] * len(header), row]
+    out = Output(written := StringIO())
+    out._force_terminal, out.width = True, width
+    out.markdown("\n".join(f"| {' | '.join(line)} |" for line in lines), NAMES)
+    told = re.sub(r"\x1b\[[\d;]*m", "", written.getvalue())
+    assert max(map(len, told.splitlines())) <= width
+    assert told.count(row[0]) == told.count("workers") == parts
+    assert {word for cell in (*header, *row) for word in cell.split()} <= set(told.split())

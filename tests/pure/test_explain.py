@@ -7,6 +7,7 @@ from io import StringIO
 import pytest
 
 from queueproof.cli import run
+from queueproof.doctor import Tool
 from queueproof.errors import Exit
 from queueproof.explain import defects, explain
 from queueproof.guarantees.catalogue import CATALOGUE
@@ -60,7 +61,9 @@ def test_what_a_guarantee_needs_is_said_where_a_bare_queue_lacks_it() -> None:
 def test_prose_ends_at_the_edge_of_a_terminal(width: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """At words; the SQL of a diff and addresses keep their lines."""
     monkeypatch.setenv("COLUMNS", str(width))
-    for arguments in ([], ["guarantees"], ["explain", "fencing"]):
+    tools = [Tool("a server", "unusable", "in /a " * 30, "this and that " * 10, "get one " * 20)]
+    monkeypatch.setattr("queueproof.doctor.look", lambda: tools)
+    for arguments in ([], ["guarantees"], ["explain", "fencing"], ["help"], ["doctor"]):
         told = StringIO()
         told.isatty = lambda: True  # type: ignore[method-assign]
         monkeypatch.setattr("sys.stdout", told)
@@ -71,5 +74,7 @@ def test_prose_ends_at_the_edge_of_a_terminal(width: int, monkeypatch: pytest.Mo
 def test_without_a_name_all_guarantees_are_listed(command: Command) -> None:
     """As `queueproof guarantees` does."""
     listed = command("explain")
-    assert (listed.code, listed.out.count("\n")) == (Exit.HOLDS, len(CATALOGUE))
+    told, _, how = listed.out.partition("\n\n")
+    assert (listed.code, len(told.splitlines())) == (Exit.HOLDS, len(CATALOGUE))
+    assert how == "Explain one: queueproof explain fencing\n"
     assert command("guarantees") == listed

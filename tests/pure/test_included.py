@@ -98,7 +98,7 @@ def test_errors_are_told_where_they_stand(tmp_path: Path, script: str, says: str
 
 @each(r"""
     patterns => says
-    ["no.sql"] => q.sql:2: include: .*no.sql: No such file
+    ["no.sql"] => q.sql:2: include: .*no.sql: No such file or directory; a path begins at
     ["q.sql"] => q.sql:2: include: .*q.sql is this file
     ["no*.sql"] => q.sql:2: include: no file is named .*no\*.sql
     "no.sql" => q.sql:2: include: 'no.sql' is not a list of strings
@@ -270,7 +270,8 @@ def test_what_a_file_extends_may_extend_another(base: Path) -> None:
     with pytest.raises(FormatError, match=r"middle\.sql:2: extends: .*base\.sql is no queue file"):
         load(path)
     base.unlink()
-    with pytest.raises(FormatError, match=r"middle\.sql:2: extends: .*base\.sql: No such file"):
+    told = r"middle\.sql:2: extends: .*base\.sql: No such file or directory; a path begins at the"
+    with pytest.raises(FormatError, match=told):
         load(path)
 
 

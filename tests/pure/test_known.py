@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from queueproof.advice.file import OURS
 from queueproof.advice.remedies import with_remedies
 from queueproof.advice.search import Advice
 from queueproof.cli import run
@@ -19,7 +20,7 @@ from queueproof.guarantees.catalogue import CATALOGUE
 from queueproof.queues.sqlfile import load_text
 from queueproof.report.card import Break, Card, Judgement, Place
 from queueproof.report.story import Account, Part
-from queueproof.report.terminal import Output, print_breaks, print_whole, summary
+from queueproof.report.terminal import Output, print_breaks, print_story, print_whole, summary
 from tests.fix_places import SKIP_LOCKED
 
 
@@ -63,7 +64,7 @@ def test_the_next_check_forgets_what_it_judged_anew() -> None:
     assert remember("q.sql", {})
     with pytest.raises(QueueproofError, match=r"cannot be replayed; nor can any other$"):
         token_of("q.sql", "order")
-    with pytest.raises(QueueproofError, match=r"other.sql has not been checked here"):
+    with pytest.raises(QueueproofError, match=r"other.sql has not been checked on this machine"):
         token_of("other.sql", "order")
 
 
@@ -167,6 +168,18 @@ def test_the_last_screen_explains_what_is_inconclusive_and_fits() -> None:
     assert told.endswith(f"\nbroken: jobs.sql\n{ends}\n1 holds; 19 not asked; 53 s\n")
 
 
+def test_a_heading_ends_at_words_and_sql_stays_as_it_is() -> None:
+    """On a terminal that is narrower than both: SQL is copied."""
+    out = Output(written := StringIO())
+    out._force_terminal, out.width = True, 20
+    print_story(out, "order: The most urgent job comes first.\n\nSELECT id FROM jobs WHERE ready")
+    lines = re.sub(r"\x1b\[[\d;]*m", "", written.getvalue()).splitlines()
+    assert [line.rstrip() for line in lines] == [
+        *("order: The most", "urgent job comes", "first.", ""),
+        "SELECT id FROM jobs WHERE ready",
+    ]
+
+
 def test_many_of_one_verdict_are_counted() -> None:
     """A check that ended at its first break names that, and not all that it did not look at."""
     names = ["fencing", "order", "backoff", "routing", "isolation", "claim-limit"]
@@ -196,16 +209,22 @@ def test_what_is_accepted_can_be_seen() -> None:
     assert written.getvalue() == "See what is accepted: queueproof replay q.sql backoff\n\n"
 
 
+UNJUDGED = "If the claim is still the proposal's, yours was not judged."
+
+
 @pytest.mark.parametrize(
     ("todos", "told"),
     [
-        (0, ""),
-        (1, "q.sql:1: a line still says TODO. If the SQL is not yet that of"),
-        (2, "q.sql:1: 2 lines still say TODO. If"),
+        ("", ""),
+        ("-- TODO: this\n", "q.sql: line 1 still says TODO.\n\n"),
+        ("-- TODO: this\n\n" * 2, "q.sql: lines 1, 3 still say TODO.\n\n"),
+        (f"-- {OURS}\n", f"q.sql: line 1 still says TODO. {UNJUDGED}\n\n"),
     ],
 )
-def test_a_proposal_says_so(todos: int, told: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """What `init` could not know stands there as long as nobody has looked at it."""
-    _tell_todos(Output(), load_text("-- TODO: this\n" * todos + SKIP_LOCKED, "q.sql"))
-    said = capsys.readouterr().out
-    assert (said.startswith(told), bool(said)) == (True, bool(todos))
+def test_a_proposal_says_so(todos: str, told: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """What `init` could not know stands there until somebody has looked at it, as its claim does.
+
+    Somebody's own claim is not called the proposal's.
+    """
+    _tell_todos(Output(), load_text(todos + SKIP_LOCKED, "q.sql"))
+    assert capsys.readouterr().out == told

@@ -28,13 +28,14 @@ def test_every_exit_code_has_a_line() -> None:
 def test_guarantees_and_options_are_spelt_as_they_are(capsys: pytest.CaptureFixture[str]) -> None:
     """Each option that it names is one, and so is each guarantee that it explains.
 
-    The help, too, says how long a profile takes, and on what machine.
+    The help, too, says how long a profile takes, and on what machine; defaults stand there plain.
     """
     run(["check", "--help"])
     run(["replay", "--help"])
     told = capsys.readouterr().out
     words = re.sub(r"[\s│]+", " ", told)
     assert "For an SQL file, on two idle cores, quick takes 10 to 20 s" in words
+    assert "[default: number of CPUs]" in words
     known = set(re.findall(r"--[a-z-]+", told))
     lines = re.findall(r"queueproof (?:check|replay) .*", README)
     named = set(re.findall(r" (--[a-z-]+)", " ".join(lines)))

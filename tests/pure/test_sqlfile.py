@@ -580,6 +580,15 @@ def test_observations_that_are_none(answer: Result, says: str) -> None:
     assert Source(PATH, 20) == caught.value.source
 
 
+def test_a_misspelt_name_of_a_state_is_told_in_the_header() -> None:
+    """Where `[states]` has almost what `jobs` answered, that line is to be corrected."""
+    text = FILE.replace("-- ///\n\n", '-- [states]\n-- pendign = "queued"\n-- ///\n\n')
+    jobs = load_text(f"{text}\n-- name: jobs\nSELECT 1;", PATH).begin("jobs")
+    with pytest.raises(QueueError, match=r"did you mean pending\?") as caught:
+        run(jobs, rows(id=["1"], state=["pending"]))
+    assert Source(PATH, 7) == caught.value.source
+
+
 def test_install_and_cleanup_answer_nothing() -> None:
     """Blocks without an answer run all their statements."""
     loaded = queue("\n-- name: cleanup\nDELETE FROM jobs WHERE a < now() - :age; SELECT 1")

@@ -135,6 +135,7 @@ CREATE INDEX ON runs (earliest_start NULLS FIRST) WHERE state = 'CREATED';
 # What stands in the proposal for a shape, its lines joined.
 WANTED = pairs("""
 usual => pending = "queued" => max_attempts = 5 => TODO: values as your jobs => kind
+  => TODO: replace this by the claim
 enum => 'dead' END::task_state => last_err = :error => tenants (plan) VALUES ('free');
 numbered => "runAfter" NULLS FIRST, "jobId") WHERE st => 2 = "completed" => AT TIME ZONE 'UTC'
 flags => WHERE NOT processing AND NOT processed AND error IS NOT TRUE

@@ -215,7 +215,7 @@ def test_the_queue_that_init_writes_passes(
     assert checked.code == 0, checked.out
     assert "2 hold" in checked.out
     again = command("init", "jobs.sql")
-    assert (again.code, "exists already" in again.err) == (4, True)
+    assert (again.code, "as it is: name another file, or remove it" in again.err) == (4, True)
     assert command("init", "no/such/directory/q.sql").code == 4
 
 
@@ -256,7 +256,8 @@ def test_nothing_judged_is_no_pass(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["chek"], "No such command 'chek'"),
+        (["chek"], "No such command 'chek'. Did you mean 'check'?"),
+        (["help", "chek"], "no part of the reference, and no command: chek; did you mean 'check'?"),
         (["check"], "name a queue, or write queues"),
         (["check", SOUND, BROKEN, "--with", SOUND], "is about one queue: name one"),
         (["check", SOUND, "--nothing"], "No such option"),
@@ -305,7 +306,7 @@ def test_nothing_judged_is_no_pass(
         (["replay", BROKEN, "x", "--export", "/nowhere/a.spec"], "cannot write /nowhere/a.spec"),
         (["replay", BROKEN, "x", "--export", "a.py", "--with", "b.sql"], "--export is about one"),
         (["init", "worker.js"], "end it in one of .sql, .py, .mjs"),
-        ([*INIT, "no.sql"], "--from-schema no.sql: no such file, and no DSN"),
+        ([*INIT, "no.sql"], "no such file, and no DSN; write a path, or postgresql://"),
         ([*INIT, "."], "--from-schema .: there is no .sql file in it"),
         ([*INIT, SOUND], f"{SOUND}: it is a queue file already: queueproof"),
         ([*INIT, "host=/no/where"], "--from-schema: pg_dump: error: "),
@@ -340,11 +341,13 @@ def test_a_mistake_in_a_file_has_its_place(command: Command, tmp_path: Path) -> 
 
 
 def test_help_without_a_topic_lists_them(command: Command) -> None:
-    """Each has a line, and nothing is wrong."""
+    """Each has a line, the commands stand in one, and nothing is wrong."""
     ran = command("help")
     assert (ran.code, ran.err) == (0, "")
-    told = [line.split()[0] for line in ran.out.splitlines()[1:]]
+    topics, _, commands = ran.out.partition("\n\n")
+    told = [line.split()[0] for line in topics.splitlines()[1:]]
     assert told == ["file-format", "program", "class", "rules"]
+    assert "help COMMAND, one of init, check, doctor, " in commands
 
 
 def test_sql_that_the_server_rejects_exits_4(check: Command, tmp_path: Path) -> None:

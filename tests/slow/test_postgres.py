@@ -467,7 +467,7 @@ class TestDsn:
             unused.bind(("127.0.0.1", 0))
             place = f"127.0.0.1:{unused.getsockname()[1]}"
             message = refusal(f"postgresql://alice:s3cret@{place}/postgres")
-        how = "start PostgreSQL there, or correct the address"
+        how = "start PostgreSQL there, correct the address, or use --postgres embedded"
         assert message == f"nobody listens at {place}: {how}"
 
     @pytest.mark.parametrize(

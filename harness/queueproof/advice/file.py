@@ -23,6 +23,9 @@ from queueproof.advice.roles import (
 )
 from queueproof.errors import QueueproofError
 
+OURS = "TODO: replace this by the claim that your workers send."
+"""Stands at the claim of a proposal until it is somebody's own."""
+
 
 class Proposal:
     """A queue file for a table.
@@ -90,6 +93,7 @@ class Proposal:
         return _FORM.render(
             jobs=jobs,
             table=jobs.table.sql,
+            ours=OURS,
             key=jobs.key,
             others=[one.sql for one in others[:3]],
             roles=ROLES,

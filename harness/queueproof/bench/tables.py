@@ -37,6 +37,8 @@ CORRECTNESS: dict[str, Callable[[Measured], int]] = {
     "deadlocks": lambda run: run.deadlocks,
 }
 LOAD = ("strategy", "workers", "batch")
+NAMES = frozenset({*LOAD, "hold", "phase"})
+"""Headings of the first columns of a table, which say what a row is about."""
 
 
 class TitledTable(NamedTuple):

@@ -7,6 +7,8 @@ import shlex
 import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from difflib import get_close_matches
+from functools import partial
 from itertools import takewhile
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
@@ -47,6 +49,20 @@ def _kind(self: Any, _: object) -> str:  # noqa: ANN401 - a parameter of typer's
 
 
 TyperArgument.display_type = TyperOption.display_type = _kind  # type: ignore[assignment, method-assign]
+# Of a misspelt command it names all that are like it: 'chek' is no schema.
+typer.core.get_close_matches = partial(get_close_matches, n=1)  # type: ignore[attr-defined]
+
+
+_in_help: Any = TyperOption._get_default_string  # noqa: SLF001 - typer offers no other way
+
+
+def _default(self: Any, *, show_default_is_str: bool, **how: Any) -> object:  # noqa: ANN401 - as above
+    """A default in help texts: typer puts one that is given as text into parentheses."""
+    how |= {"default_value": self.show_default} if show_default_is_str else {}
+    return _in_help(self, show_default_is_str=False, **how)
+
+
+TyperOption._get_default_string = _default  # type: ignore[assignment, method-assign]  # noqa: SLF001
 
 
 def _show_version(value: bool) -> None:  # noqa: FBT001 - typer's signature

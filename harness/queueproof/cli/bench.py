@@ -159,6 +159,7 @@ def bench(
         from queueproof.bench.bench import OPEN_SECONDS, ROUNDS, SECONDS, Setting, groups, measure
         from queueproof.bench.gate import Condition
         from queueproof.bench.measured import Pace
+        from queueproof.bench.tables import NAMES
 
         conditions = [Condition.of(text) for text in fail_if or ()]
         before = [Path(one.path) for one in conditions if one.path]
@@ -170,7 +171,7 @@ def bench(
         def show(report: BenchReport) -> None:
             if json is not None:
                 write(json, report.to_json())
-            out.markdown(render.markdown(report))
+            out.markdown(render.markdown(report), NAMES)
             sys.stdout.flush()
 
         plan = groups(found, batches, processes, [hold / 1000])
@@ -204,7 +205,7 @@ def _fitting(out: Output, pair: Group) -> Group:
     why, single = unfit(pair), pair._replace(shape=pair.shape._replace(batch=1))
     if not why or unfit(single):
         return pair
-    out.say(f"{why}; so batch 1 is compared.\n")
+    out.prose(f"{why}; so batch 1 is compared.\n")
     return single
 
 

@@ -112,10 +112,16 @@ def append(path: Path, text: str) -> None:
             file.write(text)
 
 
+def refuse_existing(path: Path) -> None:
+    """Refuse to replace a file."""
+    if path.exists():
+        how = "name another file, or remove it"
+        raise QueueproofError(f"{path} exists already, and is left as it is: {how}")
+
+
 def write_new(path: Path, text: str) -> None:
     """Write a file that is not there yet."""
-    if path.exists():
-        raise QueueproofError(f"{path} exists already, and is left as it is")
+    refuse_existing(path)
     with _writing(path), path.open("x", encoding="utf-8") as file:
         try:
             file.write(text)

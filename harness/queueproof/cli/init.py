@@ -10,9 +10,9 @@ from typing import Annotated
 
 import typer
 
-from queueproof.cli.files import write_new
+from queueproof.cli.files import refuse_existing, write_new
 from queueproof.cli.options import Postgres, Trust, Where
-from queueproof.cli.talk import now_and_then
+from queueproof.cli.talk import columns, now_and_then
 from queueproof.errors import QueueproofError
 
 _TEMPLATES = {
@@ -69,11 +69,11 @@ def _init_from(path: Path, source: str, table: str | None, where: Where) -> None
     """Write a queue file for somebody's tables; and their schema beside it, if it has no file."""
     from queueproof.advice.propose import propose
     from queueproof.advice.schema import dump
+    from queueproof.explain import filled
 
     if path.suffix != ".sql":
         raise QueueproofError(f"{path}: what --from-schema writes is a queue file; end it in .sql")
-    if path.exists():
-        raise QueueproofError(f"{path} exists already, and is left as it is")
+    refuse_existing(path)
     schema = Path(source)
     is_dsn = not schema.exists() and ("=" in source or "://" in source)
     files = [schema] if is_dsn else _files(schema, source)
@@ -98,10 +98,10 @@ def _init_from(path: Path, source: str, table: str | None, where: Where) -> None
         if proposed.asks:
             typer.echo(f"That constraint is: {proposed.asks}")
     first = "" if proposed.rejected is None else "Fix that line first. "
-    typer.echo(
-        f"{first}The SQL in its blocks is ours: replace it with what your workers send, then check"
-        f" it:\n  queueproof check {shlex.quote(str(path))} --profile quick"
-    )
+    then = f"{first}The SQL in its blocks is ours: replace it with what your workers send."
+    then += " Then check it:"
+    typer.echo(filled(then, columns(len(then))))
+    typer.echo(f"  queueproof check {shlex.quote(str(path))} --profile quick")
 
 
 def _files(schema: Path, source: str) -> list[Path]:
@@ -114,7 +114,7 @@ def _files(schema: Path, source: str) -> list[Path]:
             raise QueueproofError(f"--from-schema {source}: there is no .sql file in it")
     for file in files:
         if not file.is_file():
-            what = "no such file, and no DSN"
+            what = "no such file, and no DSN; write a path, or postgresql://user@host/db"
             if file.exists():
                 what = "a pipe or a device, which is read once: write the schema into a file"
             raise QueueproofError(f"--from-schema {file}: {what}")

@@ -18,7 +18,7 @@ from queueproof.cli.known import remember
 from queueproof.cli.options import Annotate, ProfileName, Where, cluster_extra, ids
 from queueproof.cli.replaying import command_of, open_target, target_of
 from queueproof.cli.reports import Reports
-from queueproof.cli.talk import columns, output, progress_bar, say
+from queueproof.cli.talk import PREFIX, columns, output, progress_bar, say
 from queueproof.errors import Exit
 
 if TYPE_CHECKING:
@@ -202,6 +202,8 @@ def _telling(
     Raises:
         KeyboardInterrupt: The check was interrupted: it says how to see what was found.
     """
+    from queueproof.explain import filled
+
     began = time.monotonic()
     watched = sys.stderr.isatty()
     broken: list[str] = []
@@ -216,7 +218,6 @@ def _telling(
             say(told, Exit.BROKEN)
 
     def shown(guarantee: str, found: Break) -> None:
-        from queueproof.explain import filled
         from queueproof.report.text import WIDTH, steps_of
 
         if guarantee in broken and found.replay and found.told:
@@ -328,24 +329,22 @@ def _introduce(out: Output, target: Queue, what: str, how: str) -> None:
     out.prose(f"{what}; {how}\n")
     if "jobs" not in target.offers:
         unseen = "so the check cannot see the state of a job that nobody claims any more"
-        out.say(f"The queue has no block `jobs`, {unseen}.\n")
+        out.prose(f"The queue has no block `jobs`, {unseen}.\n")
 
 
 def _tell_todos(out: Output, target: Queue) -> None:
-    """Say that a proposal of `init` is not yet what its workers send."""
+    """Say where a proposal of `init` is not yet what its workers send."""
+    from queueproof.advice.file import OURS
     from queueproof.queues.deployment import Deployment
     from queueproof.queues.sqlfile import SqlFileQueue
 
     for one in target.versions if isinstance(target, Deployment) else (target,):
         text = one.own if isinstance(one, SqlFileQueue) else ""
-        lines = [n for n, line in enumerate(text.splitlines(), 1) if _TODO.search(line)]
+        lines = [str(n) for n, line in enumerate(text.splitlines(), 1) if _TODO.search(line)]
         if lines:
-            many = len(lines)
-            still = "a line still says TODO" if many == 1 else f"{many} lines still say TODO"
-            out.prose(
-                f"{one.name}:{lines[0]}: {still}. If the SQL is not yet that of your workers, only"
-                " the proposal was judged.\n"
-            )
+            several, s = ("s", "") if lines[1:] else ("", "s")
+            ours = " If the claim is still the proposal's, yours was not judged." * (OURS in text)
+            out.prose(f"{one.name}: line{several} {', '.join(lines)} still say{s} TODO.{ours}\n")
 
 
 def _tell_breaks(out: Output, target: Queue, card: Card) -> None:
@@ -358,6 +357,6 @@ def _tell_breaks(out: Output, target: Queue, card: Card) -> None:
         where = target.source_of_break(judgement.id) or target.name
         if judgement.verdict == "holds":
             mended = "where a check of everything does not see it either, take it out of [breaks]"
-            out.say(f"{where}: {judgement.id} was not seen to break: {mended}")
+            out.prose(f"{where}: {judgement.id} was not seen to break: {mended}")
         elif why.startswith("TODO"):
-            out.say(f"{where}: {judgement.id} is accepted, and its reason still says TODO")
+            out.prose(f"{where}: {judgement.id} is accepted, and its reason still says TODO")

@@ -70,8 +70,8 @@ def token_of(queue: str, story: str) -> str:
     tokens: dict[str, str] | None = _kept(queue).get("stories")
     if tokens is None:
         raise QueueproofError(
-            f"{queue} has not been checked here: run `queueproof check {queue}` first, or give the"
-            " token that a report has (`check --json`)"
+            f"{queue} has not been checked on this machine: run `queueproof check {queue}` first,"
+            " or give the token that a report has (`check --json`)"
         )
     if found is None:
         again = "".join(f"\n  queueproof replay {shlex.quote(queue)} {name}" for name in tokens)

@@ -171,7 +171,9 @@ def _accepted(_: CheckOptions, target: Queue) -> GoOn:
         if resolve(target.name).digest != target.digest:
             raise QueueproofError(f"{target.name} has changed since it was read: check it again")
         write(Path(target.name), target.with_breaks(dict.fromkeys(broken, TODO)))
-        out.say(f"Wrote [breaks] of {target.name}: {', '.join(broken)}. Say why each is accepted.")
+        out.prose(
+            f"Wrote [breaks] of {target.name}: {', '.join(broken)}. Say why each is accepted."
+        )
         return card.accepting(broken, TODO), ""
 
     return go_on

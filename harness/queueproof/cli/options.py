@@ -66,7 +66,7 @@ _PROFILE = (
 Profile: TypeAlias = Annotated[ProfileName, _option(HOW, _PROFILE)]
 ProfileOrProjects: TypeAlias = Annotated[
     ProfileName | None,
-    _option(HOW, _PROFILE, show_default='the profile in pyproject.toml, or else "default"'),
+    _option(HOW, f"{_PROFILE} Without this option: the profile in pyproject.toml, or default."),
 ]
 _SEED = "Random seed. The same seed and profile give the same verdict."
 Seed: TypeAlias = Annotated[int, _option(HOW, _SEED)]

@@ -80,9 +80,9 @@ def _replayed(target: Queue, token: str, where: opt.Where, export: Path | None) 
     with open_target(own, where) as lab:
         out = Output()
         again = command_of(target.name, None, lab, where)
-        out.say(f"{target.name} on {lab.server.label}; replaying {guarantee}")
+        out.prose(f"{target.name} on {lab.server.label}; replaying {guarantee}")
         if edited:
-            out.say("The queue has changed since: the story's program is run under every order.")
+            out.prose("The queue has changed since: the story's program is run under every order.")
         out.say()
         with now_and_then("running the story again"):
             replayed = examined.replay(lab, token)
@@ -92,7 +92,7 @@ def _replayed(target: Queue, token: str, where: opt.Where, export: Path | None) 
         anywhere = ", in any order" if edited or isinstance(own, WorkerQueue) else ""
         nothing = "" if export is None else f" {export} was not written."
         again[1:2] = ["check"]
-        out.say(f"It does not happen any more{anywhere}.{nothing}")
+        out.prose(f"It does not happen any more{anywhere}.{nothing}")
         out.say(f"{'Check everything:':<22}{shlex.join(again)}")
         return Exit.HOLDS
     out.say(f"It happens again: {guarantee} is broken.")
@@ -100,7 +100,7 @@ def _replayed(target: Queue, token: str, where: opt.Where, export: Path | None) 
     print_story(out, to_text(replayed.told, out.width if out.is_terminal else WIDTH))
     out.say()
     if replayed.accepted:
-        out.say(f"It is accepted, because the queue declares it as known: {replayed.accepted}")
+        out.prose(f"It is accepted, because the queue declares it as known: {replayed.accepted}")
     else:
         told = None if edited else fix_of(target.name, guarantee)
         print_remedy(out, told or remedy_of(guarantee, replayed.told, replayed.story, target))

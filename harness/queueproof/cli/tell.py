@@ -23,6 +23,7 @@ def guarantees() -> None:
     for guarantee in CATALOGUE.values():
         line = f"{guarantee.id:<18} {guarantee.sentence}"
         typer.echo(filled(line, columns(len(line)), indent=19))
+    typer.echo("\nExplain one: queueproof explain fencing")
 
 
 _STRATEGIES = "queueproof.strategies"
@@ -41,24 +42,27 @@ def tell(
         typer.Argument(
             metavar="[TOPIC|COMMAND]",
             help="; ".join(f"{topic}: {what}" for topic, (what, *_) in _TOPICS.items())
-            + ". Or a command, for its options. Without either, the topics are listed.",
+            + ". Or a command, for its options. Without either, both are listed.",
             show_default=False,
         ),
     ] = None,
 ) -> None:
     """Print a topic of the reference (file-format, program ...), or a command's options."""
-    commands = context.find_root().command
-    command = topic and commands.get_command(context, topic)  # type: ignore[attr-defined]
-    if topic is not None and command:
-        with command.make_context(topic, ["--help"], parent=context.find_root()):
+    commands = context.find_root().command.commands  # type: ignore[attr-defined]
+    if topic in commands:
+        with commands[topic].make_context(topic, ["--help"], parent=context.find_root()):
             return
     if topic is not None and topic not in _TOPICS:
-        known = nearest(topic, _TOPICS) or f"; topics: {', '.join(_TOPICS)}"
+        known = nearest(topic, [*_TOPICS, *commands]) or f"; topics: {', '.join(_TOPICS)}"
         raise QueueproofError(f"no part of the reference, and no command: {topic}{known}")
     if topic is None:
-        typer.echo("Parts of the reference, each printed by queueproof help TOPIC (or COMMAND):")
+        from queueproof.explain import filled
+
+        typer.echo("Parts of the reference, each printed by queueproof help TOPIC:")
         for known, (what, *_) in _TOPICS.items():
             typer.echo(f"{known:<12} {what}")
+        listed = f"The options of a command: queueproof help COMMAND, one of {', '.join(commands)}"
+        typer.echo(f"\n{filled(listed, columns(len(listed)))}")
         return
     _, package, path = _TOPICS[topic]
     if not package:
@@ -96,16 +100,19 @@ def doctor(
     from dataclasses import asdict
 
     from queueproof.doctor import look
+    from queueproof.explain import filled
 
     refuse_outputs([json], ())
     out = output(json)
     findings = []
     for found in look():
         findings.append(found)
-        out.say(f"{found.state:<8} {found.name:<20} {found.found}".rstrip())
+        told = [f"{found.state:<8} {found.name:<20} {found.found}".rstrip()]
         if found.state != "here":
-            out.say(f"{'':<29} for {found.adds}")
-            out.say(f"{'':<29} {'get it' if found.state == 'missing' else 'fix it'}: {found.get}")
+            told += [f"{'':<29} for {found.adds}"]
+            told += [f"{'':<29} {'get' if found.state == 'missing' else 'fix'} it: {found.get}"]
+        for line in told:
+            out.say(filled(line, columns(len(line)), indent=30))
     if json is not None:
         write(json, jsonlib.dumps([asdict(found) for found in findings], indent=2) + "\n")
 

@@ -143,7 +143,7 @@ def _replayed(out: Output, lab: Lab, token: str) -> None:
         out.say(f"{error}\n")
         return
     if again is None:
-        out.say(f"The last story of {guarantee} does not happen any more; now all the others.\n")
+        out.prose(f"The last story of {guarantee} does not happen any more; now all the others.\n")
         return
     print_story(out, again.story)
-    out.say(f"\nIt still happens: {guarantee} is broken. Now the rest.\n")
+    out.prose(f"\nIt still happens: {guarantee} is broken. Now the rest.\n")

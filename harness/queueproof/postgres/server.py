@@ -162,7 +162,7 @@ def connected(conninfo: Conninfo) -> Iterator[psycopg.Connection[tuple[Any, ...]
             yield connection
     except (psycopg.Error, waits.LimitError) as error:
         if places := _deserted(str(error)):
-            how = "start PostgreSQL there, or correct the address"
+            how = "start PostgreSQL there, correct the address, or use --postgres embedded"
             raise ServerUnavailableError(f"nobody listens at {', '.join(places)}: {how}") from None
         # libpq names host, port and user in its message, never the password, once it has tried
         met = isinstance(error, waits.LimitError) or "connection to server" in str(error)

@@ -250,14 +250,29 @@ def _id(block: Block, row: Mapping[str, Value]) -> str:
     return str(row["id"])
 
 
-def _job_rows(block: Block, outcome: _Outcome, states: Mapping[str, State]) -> list[JobRow]:
+class StateNames(NamedTuple):
+    """The states that a queue's `jobs` answers.
+
+    Attributes:
+        names: The queue's own names, and what each stands for.
+        source: The line of the header that has a name.
+    """
+
+    names: Mapping[str, State]
+    source: Callable[[str], Source]
+
+
+def _job_rows(block: Block, outcome: _Outcome, states: StateNames) -> list[JobRow]:
     return [_job_row(block, row, states) for row in _rows(block, outcome, ["id", "state"])]
 
 
-def _job_row(block: Block, row: Mapping[str, Value], states: Mapping[str, State]) -> JobRow:
+def _job_row(block: Block, row: Mapping[str, Value], states: StateNames) -> JobRow:
     job, found = _id(block, row), str(row["state"])
-    state = states.get(found) or next((s for s in get_args(State) if s == found), None)
+    state = states.names.get(found) or next((s for s in get_args(State) if s == found), None)
     if state is None:
+        for near in get_close_matches(found, states.names, n=1):
+            message = f"[states] has {near}, and {block.name} returned {found}"
+            raise FormatError(f"{message}; did you mean {found}?", states.source(near))
         known = listed(get_args(State))
         how = "; a name of your own stands in the header, below [states]"
         raise FormatError(
@@ -372,14 +387,14 @@ def begin(
     operation: str,
     given: Mapping[str, object],
     arguments: Mapping[str, object],
-    states: Mapping[str, State],
+    states: StateNames,
 ) -> Operation[Any]:
     """Begin an operation.
 
     Args:
         given: The arguments that are parameters of the block.
         arguments: All, with the job or the jobs.
-        states: What the values of `jobs` mean.
+        states: Those that `jobs` may answer.
     """
     bindings: Mapping[str, Parameter] = {name: _bind(name, one) for name, one in given.items()}
     read = _ANSWERS.get(operation, _accepted)

@@ -129,16 +129,26 @@ def files_of(header: Header, pattern: str) -> list[QueueText]:
     for path in paths:
         if os.path.realpath(path) == os.path.realpath(header.file.path):
             header.file.fail(at, f"include: {path} is this file; name those that it includes")
-        try:
-            text = read(path)
-        except QueueError as error:
-            if error.source is not None:
-                raise
-            header.file.fail(at, f"include: {error}")
+        text = read_named(header, "include", path)
         # What stands there is not ours: line ends of Windows, and its byte order mark, go.
         plain = text.removeprefix("\N{BYTE ORDER MARK}").replace("\r\n", "\n")
         files.append(QueueText(plain, path))
     return files
+
+
+def read_named(header: Header, key: str, path: Path) -> str:
+    """The text of a file that a key names.
+
+    Raises:
+        QueueError: It cannot be read, or is not UTF-8.
+    """
+    try:
+        return read(path)
+    except QueueError as error:
+        if error.source is not None:
+            raise
+        how = "" if os.path.lexists(path) else "; a path begins at the folder of this file"
+        header.file.fail(header.offset(key), f"{key}: {error}{how}")
 
 
 def _glob(path: Path) -> Iterable[Path]:

@@ -10,10 +10,10 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from queueproof.errors import FormatError, QueueError, Source
+from queueproof.errors import FormatError, Source
 from queueproof.queues import sqltext
-from queueproof.queues.filetext import MARKER, QueueText, read
-from queueproof.queues.header import Header, facts_of, header_lines
+from queueproof.queues.filetext import MARKER, QueueText
+from queueproof.queues.header import Header, facts_of, header_lines, read_named
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -59,12 +59,7 @@ def whole(file: QueueText, beneath: frozenset[str] = frozenset()) -> QueueText:
         file.fail(at, f"{EXTENDS}: {path} is this file, or extends it")
     if len(beneath) > DEEPEST:
         file.fail(at, f"{EXTENDS}: more than {DEEPEST} files extend one another")
-    try:
-        base = whole(QueueText(read(path), path), beneath)
-    except QueueError as error:
-        if error.source is not None:
-            raise
-        file.fail(at, f"{EXTENDS}: {error}")
+    base = whole(QueueText(read_named(header, EXTENDS, path), path), beneath)
     own, other = _parts(file), _parts(base)
     if not other.blocks and not other.entries:
         file.fail(at, f"{EXTENDS}: {path} is no queue file: it has neither a header nor a block")

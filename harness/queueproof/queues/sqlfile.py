@@ -7,13 +7,13 @@ import os
 import re
 from contextlib import suppress
 from datetime import UTC, datetime
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from queueproof.errors import FormatError, QueueError, Source
 from queueproof.queues import sqltext
-from queueproof.queues.block import Block, begin
+from queueproof.queues.block import Block, StateNames, begin
 from queueproof.queues.facts import HEADER_KEYS
 from queueproof.queues.filetext import FENCE, OPERATION_OF, QueueText, blocks_of, read, reject_lease
 from queueproof.queues.header import facts_of, files_of, header_lines, including
@@ -192,7 +192,11 @@ class SqlFileQueue(Queue):
 
     def source_of_break(self, guarantee: str) -> Source | None:
         """The line of [breaks] that declares it."""
-        return self._file.source(header_lines(self._file).offset(guarantee, "breaks"))
+        return self._source_in("breaks", guarantee)
+
+    def _source_in(self, table: str, key: str) -> Source:
+        """The line of the header that has a key of a table."""
+        return self._file.source(header_lines(self._file).offset(key, table))
 
     def with_breaks(self, reasons: Mapping[str, str]) -> str:
         """The file with further breaks in its header, and nothing else changed."""
@@ -214,7 +218,8 @@ class SqlFileQueue(Queue):
             name: self._argument(name, arguments)
             for name in self.takes(operation) - {"job", "jobs"}
         }
-        return begin(block, operation, own, arguments, self.states)
+        states = StateNames(self.states, partial(self._source_in, "states"))
+        return begin(block, operation, own, arguments, states)
 
     def _block(self, operation: str) -> Block:
         return self.blocks["schema" if operation == "install" else operation]

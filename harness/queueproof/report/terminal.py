@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from itertools import islice
 from textwrap import wrap
@@ -44,19 +44,23 @@ class Output(Console):
         """Print a line that only the terminal itself may break, so that it can be copied."""
         self.print(text, soft_wrap=True)
 
-    def prose(self, text: str) -> None:
+    def prose(self, text: str | Text) -> None:
         """Print prose: in lines that end at words on a terminal, in one elsewhere."""
         if self.is_terminal:
             self.print(text)
         else:
             self.say(text)
 
-    def markdown(self, text: str) -> None:
-        """Print Markdown: drawn on a terminal, as it is elsewhere."""
-        if self.is_terminal:
-            from rich.markdown import Markdown  # noqa: PLC0415 - a card has none, and it takes 30 ms
+    def markdown(self, text: str, names: Collection[str] = ()) -> None:
+        """Print Markdown: drawn on a terminal, as it is elsewhere.
 
-            self.print(Markdown(text))
+        Args:
+            names: Headings of columns that say what a row of a table is about.
+        """
+        if self.is_terminal:
+            from queueproof.report.pages import Page  # noqa: PLC0415 - a card has none, and it takes 30 ms
+
+            self.print(Page(text, names))
         else:
             self.say(text.rstrip())
 
@@ -192,7 +196,7 @@ def _indented(out: Output, *lines: str) -> None:
 def print_story(out: Output, story: str) -> None:
     """Print a story, what its guarantee says as its title."""
     head, gap, rest = story.partition("\n\n")
-    out.say(Text(head, style="bold"))
+    out.prose(Text(head, style="bold"))
     out.say(gap[1:] + rest)
 
 
@@ -247,7 +251,7 @@ def print_mutants(out: Output, card: Card) -> None:
         if not group:
             continue
         reason = "the page and the JSON say why" if verdict == "equivalent" else group[0].reason
-        out.say(Text(f"{len(group)} {told} ({reason})", style="bold"))
+        out.prose(Text(f"{len(group)} {told} ({reason})", style="bold"))
         if verdict == "unjudged":
             continue
         for mutant in group:
@@ -255,8 +259,8 @@ def print_mutants(out: Output, card: Card) -> None:
             for line in mutant.change.splitlines() if verdict == "survived" else ():
                 out.say(f"    {line}")
     for sentence in card.not_mutated:
-        out.say(sentence)
-    out.say(mutants_summary(mutants))
+        out.prose(sentence)
+    out.prose(mutants_summary(mutants))
     out.say()
 
 
@@ -272,9 +276,9 @@ def print_mended(out: Output, mended: Mended, profile: str, broken: Card, shown:
         tried = f"Tried {counted(mended.tried, 'candidates')}"
         tried += "" if mended.card else ", until the search was interrupted"
         told = f"Mended: {', '.join(mended.mended)}. {lines} changed. {tried}; this is the best:"
-        out.say(Text(told, style="bold"))
+        out.prose(Text(told, style="bold"))
         for change in mended.what:
-            out.say(f"  {change}")
+            out.prose(f"  {change}")
         out.say()
         out.say(mended.diff)
         for sentence in _verified(mended, profile):
@@ -283,7 +287,7 @@ def print_mended(out: Output, mended: Mended, profile: str, broken: Card, shown:
         out.say(f"The diff is {use}.")
     safe = {one.id: one.remedy for one in broken.guarantees}
     for name, reason in mended.left.items():
-        out.say(Text(f"Not mended: {name}: {reason}", style="bold"))
+        out.prose(Text(f"Not mended: {name}: {reason}", style="bold"))
         _indented(out, f"In general: {safe.get(name) or CATALOGUE[name].safe}")
     out.say()
 
