@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from queueproof.guarantees.guarantee import Guarantee, finishing, followed
+from queueproof.judge.checker import declare
 from queueproof.queues.offer import Offer
 from queueproof.schedule.moments import past
 from queueproof.schedule.programs import (
@@ -18,7 +19,8 @@ from queueproof.schedule.programs import (
     in_turn,
     script,
 )
-from queueproof.space.pieces import PAGE, SETTLE, SPENT, TWO, Pieces
+from queueproof.space.pieces import ONE, PAGE, SETTLE, SPENT, TWO, Pieces
+from queueproof.space.situations import spent
 
 
 def _expiry(offer: Offer) -> str | None:
@@ -52,7 +54,14 @@ def _stale_recovery(pieces: Pieces) -> Iterator[Program]:
 
 
 def _fencing(pieces: Pieces) -> Iterator[Program]:
-    """A batch that meets its jobs' next life step by step: each may wait for the other, twice."""
+    """Longer lives than one that meets every act."""
+    # All tokens of a job while its last attempt runs: one of them may come again.
+    for bound in pieces.bounds()[-1:] if pieces.offer.retries else ():
+        *_, fails = spent(pieces, declare(pieces.offer), bound)
+        for late in zip(*map(pieces.enders, range(bound - 1)), strict=True):
+            stages = in_turn(SETTLE, *fails, script("w1", claim()), script("w100", *late))
+            yield Program(ONE, stages)
+    # A batch that meets its jobs' next life step by step: each may wait for the other, twice.
     if "complete_many" in pieces.offers and pieces.takes_limit and pieces.lease is not None:
         over = in_turn(script("w1", claim(2)), script("clock", advance(past(pieces.lease))))
         takes = (*(do for _, dos in pieces.reaper() for do in dos), claim())

@@ -657,7 +657,7 @@ class Space:
         crashed = [script(f"w{40 + n}", claim(self.batch), crash()) for n in range(len(lost))]
         exact = any(do.kind == "until" for one in look for _, dos in one for do in dos)
         aligned = script("clock", whole(ALIGN)) if at.over else ALIGNED
-        # Only a list tells whether a recovery has ended a job, or has put it back for a claim to bury.
+        # Only a list tells whether a recovery has ended a job, or left it for a claim to bury.
         buried = at.job.phase == Phase.FAILED and at.ends[-1:] == ("recover",)
         seen = [script("observer", OBSERVE)] * (buried and "jobs" in self.pieces.offers)
         came = (*self._ahead, *before, *crashed, *at.way, *seen)
