@@ -130,7 +130,8 @@ def test_a_break_is_told_at_once_and_shown_soon(
     assert token_of("q.sql", "fencing") == "TOKEN"
     seen = capsys.readouterr().err
     assert "The steps follow" not in seen
-    assert seen.endswith(": fencing\n\nlead\n\n")
+    assert ": fencing\n\nThe first steps seen of fencing; the shortest" in seen
+    assert seen.endswith(":\n\nlead\n\n")
 
 
 def test_the_line_of_a_break_is_the_one_to_change() -> None:
