@@ -239,6 +239,8 @@ class Space:
 
     def _acts(self, at: Situation) -> list[Deed]:
         known = [deed for deed in self._steps(at) if deed.actor != "clock"]
+        if self.batch > 1 and self._ends_with_the_next:  # all else is done to single jobs
+            known = [deed for deed in known if deed.do.kind in _TOGETHER]
         # Once a promotion has come, it is all one when the wait was over.
         return [deed for deed in known if deed.do.kind == "promote"] if at.over else known
 
@@ -391,8 +393,6 @@ class Space:
         """Every act in every situation, with what shows what has come of it."""
         for at in self.situations:
             for deed in self._acts(at):
-                if self.batch > 1 and self._ends_with_the_next and deed.do.kind not in _TOGETHER:
-                    continue  # what else is done to a last attempt is done to one job
                 for n, look in enumerate(self._looks(deed)):
                     # What is left behind by a worker that has beaten often does not add up, and
                     # maintenance that comes to nothing does so however often.
