@@ -210,7 +210,7 @@ def not_judged(card: Card) -> str:
 def tried(card: Card) -> str:
     """A line with the evidence that all guarantees of a card share; empty where there is none."""
     told = ", ".join(counted(n, what) for what, n in sorted(card.shared.items()))
-    return f"Tried: {told}." if told else ""
+    return f"Tried, unlike ones first: {told}." if told else ""
 
 
 def summary(judgements: Iterable[Judgement]) -> str:
