@@ -140,7 +140,7 @@ def calibrate(lab: Lab, *, replayed: bool = False) -> Offer:
     offer = replace(
         offer,
         keyed=len({job for call in alike for job in call.ids}) == 1,
-        exclusive=_is_exclusive(runner, passes),
+        exclusive="complete" in offers and _is_exclusive(runner, passes),
         misses=passes > _MISSES or first is not claims[0],
         passes=passes if passes <= _MISSES else 0,
         several=frozenset(runner.several),

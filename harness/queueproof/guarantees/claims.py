@@ -30,6 +30,7 @@ from queueproof.space.pieces import (
 )
 
 # Seconds: just a minute, an hour and a day, of which a part is 0; fractions; more than a month.
+NAMES = 64  # of full queues, and of empty ones: of 1,024 hashes two are one
 DELAYS = (0.9, 60.0, 3600.0, 86_400.0, 61.47, 2 * DAY + HOUR, 40 * DAY)
 
 
@@ -65,6 +66,15 @@ def _not_early(pieces: Pieces) -> Iterator[Program]:
         for delay in DELAYS:
             almost = in_turn(ALIGNED, NEW, script("clock", until(delay)), script("w1", claim()))
             yield Program((), almost, reserve=(JobSpec(delay=delay),))
+
+
+def _routing(pieces: Pieces) -> Iterator[Program]:
+    """Names are compared by a hash: among so many two are one, and in a crowd hardly ever."""
+    if pieces.offer.queue.takes_any_queue:
+        # Of names that differ in one word alone a CRC is never the same.
+        full, empty = ([f"{name}-{n}" for n in range(NAMES)] for name in ("q", "other"))
+        claims = (script("w1", claim(queue=queue)) for queue in empty)
+        yield Program(tuple(JobSpec(queue=queue) for queue in full), in_turn(SETTLE, *claims))
 
 
 def _concurrency_limit(pieces: Pieces) -> Iterator[Program]:
@@ -183,6 +193,7 @@ GUARANTEES = (
         example="routing_inverted_filter",
         asks="queue as a parameter of both enqueue and claim",
         needs=_routed,
+        programs=_routing,
         acknowledged=True,
         lacking="claims beside another queue's jobs",
     ),
