@@ -84,7 +84,7 @@ def environment(report: BenchReport) -> str:
     method = report.method
     settings = (f"{name} {method['settings'][name]}" for name in SAID if name in method["settings"])
     parts = [method["server"], *settings]
-    parts += [f"{method['rounds']} rounds"] if method.get("rounds") else []
+    parts += [f"{rounds} round{'s' * (rounds > 1)}"] if (rounds := method.get("rounds")) else []
     measured = (
         f"Measured on {', '.join(parts)}, {method['date'][:10]}. The {method['cores']} cores were"
         " shared by the server, the workers and whatever else ran."

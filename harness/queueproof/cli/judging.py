@@ -254,7 +254,7 @@ def print_summary(
 
     Args:
         replay: The command that replays a story, up to its name.
-        mend: Whether a way to a mended queue is to be told.
+        mend: Whether a way to a mended queue is to be told: not where it is looked for next.
     """
     from queueproof.queues.sqlfile import SqlFileQueue
     from queueproof.report.terminal import print_breaks
@@ -270,7 +270,7 @@ def print_summary(
     judged = {one.id for one in card.guarantees if not one.left_out}
     fixes = {one.id: one.remedy for one in card.guarantees if one.remedy}
     named = remember(target.name, tokens, judged, fixes)
-    print_breaks(out, card, shlex.join(replay), named=named, mend=mending)
+    print_breaks(out, card, shlex.join(replay), named=named, mend=mending, fix=mend)
 
 
 def _advice(

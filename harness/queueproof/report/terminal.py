@@ -141,13 +141,16 @@ def print_next(out: Output, guarantee: str, mend: str, *, fixed: bool = False) -
     out.say(f"{'Explain a guarantee:':<22}queueproof explain {guarantee}")
 
 
-def print_breaks(out: Output, card: Card, replay: str, *, named: bool, mend: str = "") -> None:
+def print_breaks(
+    out: Output, card: Card, replay: str, *, named: bool, mend: str = "", fix: bool = True
+) -> None:
     """Print what broke in a few lines, and what can be done about it.
 
     Args:
         replay: The command that replays a story, up to its name.
         named: Whether that command knows the stories by their names; by their tokens otherwise.
         mend: The command that looks for a change that mends the queue; empty where none does.
+        fix: Whether to say how each is fixed: not where a change is looked for next.
     """
     breaks = card.breaks
     for name, (judgement, story) in breaks.items():
@@ -158,7 +161,7 @@ def print_breaks(out: Output, card: Card, replay: str, *, named: bool, mend: str
         safe = judgement.remedy or remedy(judgement.id, judgement.told)
         first = _FIRST_SENTENCE.split(with_code(safe)[0])[0]
         out.say(Text.assemble((name, STYLES["broken"]), f"  {where.rpartition('/')[2]}"))
-        _indented(out, story.reason, f"Fix: {first}")
+        _indented(out, story.reason, *[f"Fix: {first}"] * fix)
     for judgement in card.guarantees if breaks and out.is_terminal else ():
         if judgement.explained:
             out.say(Text.assemble((judgement.id, STYLES["inconclusive"]), "  inconclusive"))
