@@ -95,8 +95,9 @@ class Drain:
         empty = 0
         first = len(drainer.claims)
         for _ in range(DRAIN_CLAIMS):
-            times = Counter(ref.job for ref, _ in drainer.claims[first:])
-            if times and min(times.values()) >= RETRIES:
+            got_since = drainer.claims[first:]
+            times = Counter(ref.job for ref, _ in got_since).values()
+            if len(got_since) >= DRAIN_CLAIMS or min(times, default=0) >= RETRIES:
                 break  # it answers the same jobs for ever
             moved = self._maintain(drainer)
             got = [self._empty(drainer, queue) for queue in self._execution.state.queues]
