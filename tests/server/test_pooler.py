@@ -197,6 +197,14 @@ def test_without_pgbouncer_the_harness_own_dealing_decides(lab_of: LabOf) -> Non
 
 
 @pytest.mark.usefixtures("_no_pgbouncer")
+def test_how_many_jobs_a_claim_gets_may_be_a_matter_of_luck(lab_of: LabOf) -> None:
+    """A connection draws lots of its own: that is not the pooler's doing."""
+    lab = lab_of(STRATEGIES / "sound" / "own_lane_first.sql")
+    (judgement,) = check_queue(lab, select(ONLY), profile="quick").guarantees
+    assert judgement.verdict == "holds", judgement.story
+
+
+@pytest.mark.usefixtures("_no_pgbouncer")
 @pytest.mark.parametrize(("named", "required"), [(ONLY, ()), ((), ONLY)])
 def test_without_pgbouncer_a_pass_that_was_asked_for_by_name_is_inconclusive(
     lab_of: LabOf, named: Sequence[str], required: Sequence[str]

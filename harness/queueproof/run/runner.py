@@ -113,7 +113,7 @@ class Runner:
             QueueError: Without a pooler an operation did something that no queue may.
         """
         plain = Runner(self._lab, split=self._terms.split, held=self._terms.held)
-        for attempt in range(max(SURE, len(self.again))):
+        for attempt in range(max(SURE, 1 + len(self.again))):
             known = None if attempt else self._known.get(program)
             own = known or plain._run_once(program, lot=attempt).history
             self._known.setdefault(program, own)
