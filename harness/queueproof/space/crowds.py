@@ -34,7 +34,7 @@ from queueproof.schedule.programs import (
     script,
     until,
 )
-from queueproof.space.pieces import HIGHEST, LOWEST, RANKS, Pieces
+from queueproof.space.pieces import HIGHEST, LOWEST, RANKS, SAME, Pieces
 
 STAGES = 60  # of a program: enough for lives of several attempts beside one another
 LARGEST = 300  # jobs, where a number of the SQL asks for so many
@@ -107,7 +107,7 @@ class _Drawing:
         self.limits = [1, 1, 2] if duel else [*_LIMITS, *(n for n in near if 0 < n <= BATCH)]
         self.later = 3 if duel else STAGES // 4
         self.spans = [*_SPANS, *spans]
-        self.payloads = _PAYLOADS if pieces.alike else ("",)
+        self.payloads = [one for one in _PAYLOADS if pieces.alike or one != SAME.payload]
         self.names = ["default"]
         if pieces.routes():
             groups = [*_NAMES, *(("default", word) for word in words)]
