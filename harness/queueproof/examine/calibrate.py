@@ -190,11 +190,12 @@ def _is_exclusive(runner: Runner, passes: int) -> bool:
     looks = (claim(),) * (1 + passes)
     scripts = (script("w1", *looks), script("w2", *looks), script("w1", complete()))
     stages = in_turn(SETTLE, *scripts, script("w3", *looks))
-    got: dict[str, list[str]] = {}
-    for jobs in ((SAME, SAME), TWO):
+
+    def first_two(*jobs: JobSpec) -> list[str]:
         claims = runner.run(Program(jobs, stages)).history.of_kind("claim")
-        got[jobs[0].payload] = [call.actor for call in claims if call.ids]
-    return got["same"][:2] == ["w1", "w3"] and got[""][:2] == ["w1", "w2"]
+        return [call.actor for call in claims if call.ids][:2]
+
+    return first_two(SAME, SAME) == ["w1", "w3"] and first_two(*TWO) == ["w1", "w2"]
 
 
 def _must_follow_the_clock(lab: Lab, looks: int) -> None:
