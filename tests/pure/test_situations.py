@@ -382,7 +382,7 @@ def test_a_lease_that_is_over_and_a_job_given_back_are_two_ways_to_be_late() -> 
 
 
 def test_the_page_on_limits_says_how_much_is_tried() -> None:
-    """Of the reference: what there is, and what each profile takes of it."""
+    """The page has what there is of the reference, and what each profile takes of it."""
     page = (ROOT / "docs" / "about" / "limits.md").read_text(encoding="utf-8")
     suite = Suite(offered("skip_locked.sql"))
     taken = {ALONE: [one.situations for one in PROFILES.values()]}

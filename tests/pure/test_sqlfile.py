@@ -581,7 +581,7 @@ def test_observations_that_are_none(answer: Result, says: str) -> None:
 
 
 def test_a_misspelt_name_of_a_state_is_told_in_the_header() -> None:
-    """Where `[states]` has almost what `jobs` answered, that line is to be corrected."""
+    """The line is told whose name `jobs` almost answers."""
     text = FILE.replace("-- ///\n\n", '-- [states]\n-- pendign = "queued"\n-- ///\n\n')
     jobs = load_text(f"{text}\n-- name: jobs\nSELECT 1;", PATH).begin("jobs")
     with pytest.raises(QueueError, match=r"did you mean pending\?") as caught:

@@ -29,8 +29,8 @@ from queueproof.space.pieces import (
     Pieces,
 )
 
-# Seconds: just a minute, an hour and a day, of which a part is 0; fractions; more than a month.
 NAMES = 64  # of full queues, and of empty ones: of 1,024 hashes two are one
+# Seconds: just a minute, an hour and a day, of which a part is 0; fractions; more than a month.
 DELAYS = (0.9, 60.0, 3600.0, 86_400.0, 61.47, 2 * DAY + HOUR, 40 * DAY)
 
 
