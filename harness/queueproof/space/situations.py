@@ -401,7 +401,9 @@ class Space:
                     stage = (script(deed.actor, *[deed.do] * (OFTEN if often else 1)),)
                     make = partial(self._program, at, stage, look)
                     what = (self._role(at, deed), deed.do.kind, n)
-                    kind = (self.batch, *self._stands(at), *what)
+                    # A sign of life may count the first time alone.
+                    second = at.beaten and deed.do.kind == "heartbeat"
+                    kind = (self.batch, *self._stands(at), *what, second)
                     yield Known(what, kind, make, self._length(at))
                 if deed.do.kind == "cleanup" and self.batch == 1:
                     yield from self._watched(at)
