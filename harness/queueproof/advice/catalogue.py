@@ -19,21 +19,13 @@ from queueproof.queues.sqltree import Edit, applied
 
 
 class Fix(NamedTuple):
-    """A safe form, put into a queue's file.
+    """A safe form, put into a queue's file."""
 
-    Attributes:
-        what: What it does, such as `recover: SKIP LOCKED added`.
-        block: The block that it changes.
-        text: The file with it.
-        size: How many lines it changes.
-        last: Whether it takes something away, and so comes after what adds.
-    """
-
-    what: str
-    block: str
-    text: str
-    size: int
-    last: bool
+    what: str  # what it does, such as `recover: SKIP LOCKED added`
+    block: str  # the block that it changes
+    text: str  # the file with it
+    size: int  # how many lines it changes
+    last: bool  # whether it takes something away, and so comes after what adds
 
 
 def fixes(draft: Draft, guarantee: str) -> list[Fix]:

@@ -18,17 +18,11 @@ from queueproof.queues.sqltree import Edit, Parsed, Span, quoted
 
 
 class Change(NamedTuple):
-    """One change of a statement.
+    """One change of a statement."""
 
-    Attributes:
-        what: Its name, such as `SKIP LOCKED dropped`.
-        edits: Apart from each other.
-        column: The column that is not assigned any more, where that is the change.
-    """
-
-    what: str
-    edits: Sequence[Edit]
-    column: str = ""
+    what: str  # its name, such as `SKIP LOCKED dropped`
+    edits: Sequence[Edit]  # apart from each other
+    column: str = ""  # the column that is not assigned any more, where that is the change
 
 
 def changes(parsed: Parsed) -> Iterator[Change]:

@@ -576,18 +576,12 @@ def _turned(site: Site, _: Draft) -> Iterator[Change]:
 
 
 class Form(NamedTuple):
-    """A safe form.
-
-    Attributes:
-        mends: The guarantees that it may mend.
-        blocks: Those that it is for; nothing: any.
-        last: Whether it takes something away, and so comes after what adds.
-    """
+    """A safe form."""
 
     make: Callable[..., Iterator[Change]]
-    mends: str
-    blocks: str = ""
-    last: bool = False
+    mends: str  # the guarantees that it may mend
+    blocks: str = ""  # those that it is for; nothing: any
+    last: bool = False  # whether it takes something away, and so comes after what adds
 
     def fits(self, guarantee: str, block: str) -> bool:
         """True where it may mend a guarantee in a block."""

@@ -24,16 +24,11 @@ _NONE = Column()
 
 
 class Clause(NamedTuple):
-    """A condition on a column, or with `=` an assignment.
-
-    Attributes:
-        value: What it is compared with, or given.
-        sign: What stands between them.
-    """
+    """A condition on a column, or with `=` an assignment."""
 
     column: Column
-    value: str
-    sign: str = "="
+    value: str  # what it is compared with, or given
+    sign: str = "="  # what stands between them
 
     def __str__(self) -> str:
         if self.sign == "NOT":  # a flag that is never NULL
@@ -43,22 +38,14 @@ class Clause(NamedTuple):
 
 @dataclass(frozen=True)
 class Jobs:
-    """A table read as one of jobs.
-
-    Attributes:
-        key: The column by which a job is named.
-        columns: By what they are for (`ROLES`).
-        states: What SQL calls each state that the status may have.
-        token: The parameter that tells one claim of a job from a later one; or nothing.
-        number: How many attempts a job has, where no column says so.
-    """
+    """A table read as one of jobs."""
 
     table: Table
-    key: Column
-    columns: Mapping[str, Column]
-    states: Mapping[str, str]
-    token: str
-    number: int = 3
+    key: Column  # the column by which a job is named
+    columns: Mapping[str, Column]  # by what they are for (`ROLES`)
+    states: Mapping[str, str]  # what SQL calls each state that the status may have
+    token: str  # the parameter that tells one claim of a job from a later one; or nothing
+    number: int = 3  # how many attempts a job has, where no column says so
 
     def __getitem__(self, role: str) -> Column:
         """The column for something; none where nothing tells."""

@@ -28,21 +28,13 @@ from queueproof.schedule.programs import DoKind
 
 @dataclass(frozen=True, slots=True)
 class Mutant:
-    """A queue with one defect.
+    """A queue with one defect."""
 
-    Attributes:
-        name: Stable: `claim: SKIP LOCKED dropped`.
-        queue: Named like the original.
-        diff: The lines that differ, each with its sign.
-        unused: Why it cannot matter: it only touches what nothing in the file reads; or nothing.
-        through: The operation by which alone it can show; None: any run may do what it changes.
-    """
-
-    name: str
-    queue: SqlFileQueue
-    diff: str
-    unused: str = ""
-    through: DoKind | None = None
+    name: str  # stable: `claim: SKIP LOCKED dropped`
+    queue: SqlFileQueue  # named like the original
+    diff: str  # the lines that differ, each with its sign
+    unused: str = ""  # why it cannot matter: it only touches what nothing reads; or nothing
+    through: DoKind | None = None  # the operation by which alone it can show; None: any run
 
 
 class Equivalent(NamedTuple):
@@ -54,17 +46,11 @@ class Equivalent(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Mutants:
-    """The defects that can be planted in a queue.
+    """The defects that can be planted in a queue."""
 
-    Attributes:
-        mutants: Each with a name of its own and SQL of its own.
-        unread: Sentences on SQL that was left as it is, and why.
-        equivalents: What the file beside the queue's declares, by the mutants' names.
-    """
-
-    mutants: Sequence[Mutant]
-    unread: Sequence[str]
-    equivalents: Mapping[str, Equivalent]
+    mutants: Sequence[Mutant]  # each with a name of its own and SQL of its own
+    unread: Sequence[str]  # sentences on SQL that was left as it is, and why
+    equivalents: Mapping[str, Equivalent]  # what the file beside it declares, by mutants' names
 
 
 class MutatedQueue(SqlFileQueue):

@@ -31,18 +31,12 @@ SELECT 1 AS id;
 
 
 class Proposed(NamedTuple):
-    """A queue file for somebody's tables.
-
-    Attributes:
-        table: Whose jobs it is about.
-        rejected: Why it cannot be judged as it is: what the server says; None: it can.
-        asks: What the CHECK asks that was violated, where one was.
-    """
+    """A queue file for somebody's tables."""
 
     text: str
-    table: str
-    rejected: QueueError | None
-    asks: str = ""
+    table: str  # whose jobs it is about
+    rejected: QueueError | None  # what the server says, so that it cannot be judged; None: it can
+    asks: str = ""  # what the CHECK asks that was violated, where one was
 
 
 def propose(

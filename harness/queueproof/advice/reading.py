@@ -51,17 +51,12 @@ class Whole(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Site:
-    """A query or a change, in a block of its own or in a function that the block calls.
-
-    Attributes:
-        start: Where in the file it begins.
-        own: Whether it stands in the block itself, where the block's parameters are known.
-    """
+    """A query or a change, in a block of its own or in a function that the block calls."""
 
     block: str
-    start: int
+    start: int  # where in the file it begins
     parsed: Parsed
-    own: bool
+    own: bool  # whether it stands in the block itself, where the block's parameters are known
 
     def text(self, node: exp.Expr) -> str:
         """The text of a node, as it stands in the file."""

@@ -55,18 +55,12 @@ class Table(NamedTuple):
 
 
 class Role(NamedTuple):
-    """A use that a table of jobs has for a column.
-
-    Attributes:
-        types: Those that it may have, by their families.
-        names: What it is called, as a regular expression.
-        weight: How much a table with it looks like one of jobs.
-    """
+    """A use that a table of jobs has for a column."""
 
     meaning: str
-    types: str
-    names: str
-    weight: int = 1
+    types: str  # those that it may have, by their families
+    names: str  # what it is called, as a regular expression
+    weight: int = 1  # how much a table with it looks like one of jobs
 
 
 _KNOWN = tomllib.loads(files(__package__).joinpath("roles.toml").read_text(encoding="utf-8"))

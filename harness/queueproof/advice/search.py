@@ -92,37 +92,22 @@ _TO_DO = {  # patterns of a form's name, each with the words in which a reader i
 
 
 class Goal(NamedTuple):
-    """The questions that a candidate is asked.
+    """The questions that a candidate is asked."""
 
-    Attributes:
-        stories: Tokens; none may be told any more.
-        wanted: Guarantees that must hold; none where the stories are all that is asked.
-        broken: Guarantees that the original breaks: no story of theirs is held against it.
-        profile: By which the guarantees are asked: this one finds one small change.
-    """
-
-    stories: tuple[str, ...]
-    wanted: tuple[str, ...]
-    broken: tuple[str, ...] = ()
-    profile: str = "mutants"
+    stories: tuple[str, ...]  # tokens; none may be told any more
+    wanted: tuple[str, ...]  # guarantees that must hold; none: the stories are all that is asked
+    broken: tuple[str, ...] = ()  # which the original breaks: no story of theirs counts against it
+    profile: str = "mutants"  # by which the guarantees are asked: this one finds one small change
 
 
 class Outcome(NamedTuple):
-    """The end that a candidate came to.
+    """The end that a candidate came to."""
 
-    Attributes:
-        stories: Those that are still told.
-        flaw: The guarantee that it breaks instead; nothing where it is as wanted.
-        reason: Why not.
-        blocks: Whose statements take part in that.
-        token: The story of that, where it is another than those.
-    """
-
-    stories: tuple[str, ...] = ()
-    flaw: str = ""
+    stories: tuple[str, ...] = ()  # those that are still told
+    flaw: str = ""  # the guarantee that it breaks instead; nothing where it is as wanted
     reason: str = ""
-    blocks: frozenset[str] = frozenset()
-    token: str = ""
+    blocks: frozenset[str] = frozenset()  # whose statements take part in that
+    token: str = ""  # the story of that, where it is another than those
 
     @property
     def is_sound(self) -> bool:
@@ -132,19 +117,13 @@ class Outcome(NamedTuple):
 
 @dataclass(slots=True)
 class Tries:
-    """The candidates that were tried for one guarantee.
-
-    Attributes:
-        passed: Those that no longer tell a story.
-        checked: Those of them that were asked for what must hold.
-        instead: The guarantees that some of them break, while no story happens any more.
-    """
+    """The candidates that were tried for one guarantee."""
 
     name: str
     tried: int = 0
-    passed: int = 0
-    checked: int = 0
-    instead: dict[str, None] = field(default_factory=dict)
+    passed: int = 0  # those that no longer tell a story
+    checked: int = 0  # those of them that were asked for what must hold
+    instead: dict[str, None] = field(default_factory=dict)  # what some break, all stories gone
 
     def __str__(self) -> str:
         if not self.tried:
@@ -196,18 +175,13 @@ def mend(
 
 
 class Advice(NamedTuple):
-    """The lines to write in a queue's file.
+    """The lines to write in a queue's file."""
 
-    Attributes:
-        text: The lines, in words.
-        adds: Whether the file only asks or sets more with it. What takes something away may have
-            been there for another reason, so that the general way to keep a guarantee is told too.
-        line: The first one that changes, from 1; 0 where the file does not have it itself.
-    """
-
-    text: str
+    text: str  # the lines, in words
+    # Whether the file only asks or sets more with it. What takes something away may have been there
+    # for another reason, so that the general way to keep a guarantee is told too.
     adds: bool
-    line: int = 0
+    line: int = 0  # the first one that changes, from 1; 0 where the file does not have it itself
 
 
 def advise(
@@ -241,21 +215,14 @@ def advise(
 
 @dataclass(frozen=True, slots=True)
 class _Asking:
-    """A broken guarantee, and what candidates are asked for it.
+    """A broken guarantee, and what candidates are asked for it."""
 
-    Attributes:
-        text: The file as it is.
-        goal: The stories.
-        ask: Has a file judged by a goal, by this one unless given.
-        budget: One for each form that may still be tried.
-    """
-
-    text: str
+    text: str  # the file as it is
     path: str
     guarantee: str
-    goal: Goal
-    ask: Callable[..., Outcome]
-    budget: Iterator[int]
+    goal: Goal  # the stories
+    ask: Callable[..., Outcome]  # has a file judged by a goal, by this one unless given
+    budget: Iterator[int]  # one for each form that may still be tried
 
     def fix(self, used: Iterable[Fix]) -> Fix | None:
         """The form that mends it, or several forms together; None where none is found.

@@ -53,34 +53,21 @@ Side = tuple[Loaded, Series]  # a queue with its entry in the report
 
 
 class Group(NamedTuple):
-    """Queues that are compared under the same load, next to each other in time.
-
-    Attributes:
-        queues: The first one is what the others are compared with.
-    """
+    """Queues that are compared under the same load, next to each other in time."""
 
     shape: Shape
-    queues: tuple[Loaded, ...]
+    queues: tuple[Loaded, ...]  # the first one is what the others are compared with
 
 
 class Setting(NamedTuple):
-    """The place and the manner of a measurement, whatever is measured.
+    """The place and the manner of a measurement, whatever is measured."""
 
-    Attributes:
-        seconds: Of measured work of the fastest queue in a cell.
-        pace: An open loop's rate, and what all loads have in common.
-        postgres: Where, as `open_server` takes it; what is started for this is durable.
-        trust: As `open_server` takes it.
-        progress: Told what is measured now, and which share of all is done.
-        keep: Given the rounds that are whole when a signal ends the run, before it goes on.
-    """
-
-    seconds: float = SECONDS
-    pace: Pace = CLOSED
-    postgres: str | None = None
-    trust: bool = False
+    seconds: float = SECONDS  # of measured work of the fastest queue in a cell
+    pace: Pace = CLOSED  # an open loop's rate, and what all loads have in common
+    postgres: str | None = None  # as `open_server` takes it; what is started here is durable
+    trust: bool = False  # the same
     progress: Progress = lambda _what, _share: None
-    keep: Keep = lambda _report: None
+    keep: Keep = lambda _report: None  # given the rounds that are whole when a signal ends the run
 
     @contextmanager
     def ground(self, sides: Sequence[Side], report: BenchReport) -> Iterator[Ground]:
@@ -191,17 +178,12 @@ def measure(
 
 @dataclass(slots=True)
 class Compared:
-    """Queues under the same load, as they are measured round by round.
-
-    Attributes:
-        jobs: How many to put in.
-        own: Each queue's own jobs/s, by its name.
-    """
+    """Queues under the same load, as they are measured round by round."""
 
     shape: Shape
     sides: Sequence[Side]
-    jobs: int = field(init=False)
-    own: dict[str, float] = field(default_factory=dict)
+    jobs: int = field(init=False)  # how many to put in
+    own: dict[str, float] = field(default_factory=dict)  # each queue's own jobs/s, by its name
 
     def __post_init__(self) -> None:
         self.jobs = enough(PILOT_JOBS, self.shape)

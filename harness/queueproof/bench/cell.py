@@ -39,10 +39,6 @@ class Ground(ExitStack):
     """A database and worker processes, for one measurement after another.
 
     At its end the processes end and the database is dropped.
-
-    Attributes:
-        pace: Of the next load.
-        apart: Whether a queue that completes and claims in one statement uses two, as pgbench does.
     """
 
     def __init__(self, server: Server, workers: int, pace: Pace = CLOSED) -> None:
@@ -51,7 +47,8 @@ class Ground(ExitStack):
         Without durable settings of the server the figures mean little.
         """
         super().__init__()
-        self.pace = pace
+        self.pace = pace  # of the next load
+        # Whether a queue that completes and claims in one statement uses two, as pgbench does
         self.apart = False
         self.server = server
         try:

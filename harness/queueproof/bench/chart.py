@@ -50,14 +50,10 @@ DASHES = [dash for dash in ([1, 0], [5, 3], [2, 2]) for _ in COLOURS["of_queues"
 
 
 class Chart(NamedTuple):
-    """A question to a benchmark, and its answer as panels.
-
-    Attributes:
-        note: How to read it.
-    """
+    """A question to a benchmark, and its answer as panels."""
 
     title: str
-    note: str
+    note: str  # how to read it
     panels: Sequence[Spec]
 
 

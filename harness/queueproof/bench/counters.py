@@ -47,21 +47,13 @@ HAND_OVER = b"SELECT pg_catalog.pg_stat_force_next_flush()"  # by PostgreSQL 15 
 
 
 class Totals(NamedTuple):
-    """Counts since the database was created, or between two moments.
+    """Counts since the database was created, or between two moments."""
 
-    Attributes:
-        buffers: Shared buffers touched, hits and reads.
-        wal_bytes: Of the whole server.
-        rows: Inserted, updated or deleted.
-        dead: Row versions that nobody sees any more and that are still there.
-        replaced: Of `rows`, those updated or deleted.
-    """
-
-    buffers: int
-    wal_bytes: int
-    rows: int
-    dead: int
-    replaced: int
+    buffers: int  # shared buffers touched, hits and reads
+    wal_bytes: int  # of the whole server
+    rows: int  # inserted, updated or deleted
+    dead: int  # row versions that nobody sees any more and that are still there
+    replaced: int  # of `rows`, those updated or deleted
 
     @classmethod
     def read(cls, admin: psycopg.Connection[Any]) -> Self:
@@ -88,15 +80,11 @@ def all_handed_over(admin: psycopg.Connection[Any]) -> None:
 
 
 class Alone:
-    """One worker's operations, one by one, each by a statement of its own.
-
-    Attributes:
-        session: Its connection, to where the queue is installed.
-    """
+    """One worker's operations, one by one, each by a statement of its own."""
 
     def __init__(self, session: LoadSession, load: Load) -> None:
         """Prepare them, and start."""
-        self.session = session
+        self.session = session  # its connection, to where the queue is installed
         self._worker = SqlWorker(session, replace(load, exchange=None), 0, [0])
         self._held: Jobs = []
 

@@ -30,34 +30,20 @@ Verdict: TypeAlias = Literal["faster", "slower", "no difference seen"]
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """The result of a comparison.
+    """The result of a comparison."""
 
-    Attributes:
-        verdict: On the second queue, beside the first.
-        ratio: Its jobs/s divided by the first one's: the mean of the middle half of the rounds.
-        low: Lower end of the ratio's bootstrap interval.
-        level: How often such an interval holds the true ratio, nominally.
-        rounds: How many rounds it took.
-        looks: How many looks at the figures.
-        sure: Whether it stopped because it was sure, not because its budget ended.
-    """
-
-    verdict: Verdict
-    ratio: float
-    low: float
+    verdict: Verdict  # on the second queue, beside the first
+    ratio: float  # its jobs/s divided by the first one's: the mean of the middle half of the rounds
+    low: float  # lower end of the ratio's bootstrap interval
     high: float
-    level: float
-    rounds: int
-    looks: int
-    sure: bool
+    level: float  # how often such an interval holds the true ratio, nominally
+    rounds: int  # how many rounds it took
+    looks: int  # how many looks at the figures
+    sure: bool  # whether it stopped because it was sure, not because its budget ended
 
 
 class Rule:
-    """The rule when to look at the rounds of one comparison, and when to stop.
-
-    Attributes:
-        looks: After how many rounds there is a look.
-    """
+    """After how many rounds of one comparison to look at them (`looks`), and when to stop."""
 
     def __init__(self, rounds: int = ROUNDS, *, seed: int = 0) -> None:
         """Plan the looks at so many rounds, at most; the seed is of the bootstrap.

@@ -27,26 +27,16 @@ JOBS = counters.WARM + counters.COUNTED  # claims of a measurement that only cou
 
 
 class Point(NamedTuple):
-    """The figures measured at a moment.
+    """The figures measured at a moment."""
 
-    Attributes:
-        phase: One of `PHASES`.
-        buffers: Shared buffers that a claim touches; with its completion, where it holds its
-            transaction open.
-        p50: Seconds that a claim took since the last point: median.
-        dead: Dead rows in all tables.
-        size: Bytes of all tables and their indexes.
-        autovacuums: Runs of autovacuum on these tables since the beginning.
-    """
-
-    phase: str
+    phase: str  # one of `PHASES`
     seconds: float
     claims: int
-    buffers: float
-    p50: float
-    dead: int
-    size: int
-    autovacuums: int
+    buffers: float  # shared, that a claim touches; with its completion if it holds a transaction
+    p50: float  # seconds that a claim took since the last point: median
+    dead: int  # dead rows in all tables
+    size: int  # bytes of all tables and their indexes
+    autovacuums: int  # runs of autovacuum on these tables since the beginning
 
 
 GATES: Mapping[str, str] = {

@@ -21,23 +21,15 @@ class BenchError(QueueproofError):
 
 @dataclass(slots=True)
 class Series:
-    """One queue under one load.
-
-    Attributes:
-        runs: One per round.
-        reason: Why there is no figure: not applicable by contract, or it failed; else empty.
-        failed: Whether the reason is a failure.
-        counted: What the queue costs one worker alone, by the names of `counters.COUNTERS`.
-        endured: What claims cost before, under and after an old snapshot; empty where not measured.
-    """
+    """One queue under one load."""
 
     queue: str
     shape: Shape
-    runs: list[Measured] = field(default_factory=list)
-    reason: str = ""
-    failed: bool = False
-    counted: dict[str, float] = field(default_factory=dict)
-    endured: list[Point] = field(default_factory=list)
+    runs: list[Measured] = field(default_factory=list)  # one per round
+    reason: str = ""  # why there is no figure: not applicable by contract, or it failed; else empty
+    failed: bool = False  # whether the reason is a failure
+    counted: dict[str, float] = field(default_factory=dict)  # of one worker alone: `COUNTERS`
+    endured: list[Point] = field(default_factory=list)  # before, under and after an old snapshot
 
     @property
     def rates(self) -> list[float]:
@@ -57,15 +49,10 @@ class Series:
 
 @dataclass(slots=True)
 class BenchReport:
-    """The findings of a benchmark, and its method.
+    """The findings of a benchmark, and its method."""
 
-    Attributes:
-        method: Facts that the figures depend on: server, settings, cores, rounds, date.
-        entries: Every queue under every load, in the order of the plan.
-    """
-
-    method: dict[str, Any]
-    entries: list[Series]
+    method: dict[str, Any]  # what the figures depend on: server, settings, cores, rounds, date
+    entries: list[Series]  # every queue under every load, in the order of the plan
 
     @property
     def plain(self) -> list[Series]:

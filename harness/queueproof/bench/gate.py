@@ -31,19 +31,13 @@ _TIMES = ("second", "rate", "latenc", "p50", "p95", "p99", "time", "cpu", "throu
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """One condition, and what it is compared with.
+    """One condition, and what it is compared with."""
 
-    Attributes:
-        text: As it was written.
-        factor: The number, or by what a baseline's figure is multiplied.
-        baseline: A report of before; None where the number stands alone.
-    """
-
-    text: str
+    text: str  # as it was written
     name: str
     how: str
-    factor: float
-    baseline: BenchReport | None = None
+    factor: float  # the number, or by what a baseline's figure is multiplied
+    baseline: BenchReport | None = None  # a report of before; None where the number stands alone
     path: str = ""
 
     @classmethod

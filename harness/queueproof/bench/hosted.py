@@ -34,11 +34,7 @@ Steps: TypeAlias = Generator[Json | float, Any, Any]  # what to ask next, or how
 
 
 class HostedWorkers:
-    """Workers of a queue whose tables are made; whoever makes them closes them.
-
-    Attributes:
-        message: Seconds that a message costs in which the worker has nothing to do.
-    """
+    """Workers of a queue whose tables are made; whoever makes them closes them."""
 
     def __init__(self, queue: WorkerQueue, conninfo: str, shape: Shape) -> None:
         """Install the queue in an empty database.
@@ -46,7 +42,7 @@ class HostedWorkers:
         Raises:
             QueueError: A worker does not begin, or the queue lacks what a load needs.
         """
-        self.message = 0.0
+        self.message = 0.0  # seconds that a message costs in which the worker has nothing to do
         self._queue = queue
         self._conninfo = conninfo
         self._shape = shape

@@ -291,23 +291,15 @@ def markdown(
 
 
 class Section(NamedTuple):
-    """A benchmark as a page shows it.
-
-    Attributes:
-        data: The file's own text, base64.
-        method: How the figures came about, a sentence or two each.
-        comparison: What a comparison has found, or what the figures say.
-        charts: Their titles, notes and SVGs.
-        notes: Why some are missing.
-    """
+    """A benchmark as a page shows it."""
 
     name: str
-    data: str
-    method: Sequence[str]
-    comparison: Sequence[str]
-    charts: Sequence[tuple[str, str, Sequence[str]]]
+    data: str  # the file's own text, base64
+    method: Sequence[str]  # how the figures came about, a sentence or two each
+    comparison: Sequence[str]  # what a comparison has found, or what the figures say
+    charts: Sequence[tuple[str, str, Sequence[str]]]  # their titles, notes and SVGs
     tables: Sequence[TitledTable]
-    notes: Sequence[str]
+    notes: Sequence[str]  # why some are missing
 
 
 def section(written: str, name: str) -> Section:

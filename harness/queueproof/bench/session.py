@@ -42,18 +42,12 @@ Whoever drives it decides whether anything else goes on meanwhile.
 
 
 class Field(NamedTuple):
-    """A column of an answer, as the server describes it.
+    """A column of an answer, as the server describes it."""
 
-    Attributes:
-        place: Its place in the row.
-        name: Its name, or that of the parameter that it becomes.
-        array: Of the array of that.
-    """
-
-    place: int
-    name: str
+    place: int  # its place in the row
+    name: str  # its name, or that of the parameter that it becomes
     oid: int
-    array: int
+    array: int  # of the array of that
 
     def renamed(self, suffix: str) -> Field:
         """The same as a parameter that has another name than the column."""
@@ -68,37 +62,24 @@ class Field(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """One statement as it is prepared and executed.
+    """One statement as it is prepared and executed."""
 
-    Attributes:
-        name: Of the prepared statement.
-        sql: With `$1` to `$n`.
-        arrays: Columns of its answer that later commands of the block take as arrays.
-        where: Its place in the queue file, for messages.
-        wait: Seconds that the client waits before it sends this.
-        otherwise: Whether it is sent only where the one before it answered no row.
-    """
-
-    name: bytes
-    sql: bytes
+    name: bytes  # of the prepared statement
+    sql: bytes  # with `$1` to `$n`
     types: tuple[int, ...]
     parameters: tuple[str, ...]
-    arrays: tuple[Field, ...] = ()
-    where: str = ""
-    wait: float = 0.0
-    otherwise: bool = False
+    arrays: tuple[Field, ...] = ()  # of its answer, which later commands take as arrays
+    where: str = ""  # its place in the queue file, for messages
+    wait: float = 0.0  # seconds that the client waits before it sends this
+    otherwise: bool = False  # whether it is sent only where the one before it answered no row
 
 
 @dataclass(frozen=True, slots=True)
 class Script:
-    """A block of a queue file, ready to run.
-
-    Attributes:
-        counts: Whether the answer is the count of rows affected (`!`), not rows.
-    """
+    """A block of a queue file, ready to run."""
 
     commands: tuple[Command, ...]
-    counts: bool = False
+    counts: bool = False  # whether the answer is the count of rows affected (`!`), not rows
 
 
 class RejectedError(QueueError):
@@ -110,11 +91,7 @@ class Retryable(Exception):  # noqa: N818 - an answer of the queue's, not a fail
 
 
 class LoadSession:
-    """A connection that runs scripts; no answer is waited for longer than `waits.BULK`.
-
-    Attributes:
-        trips: How many statements scripts have sent.
-    """
+    """A connection that runs scripts; no answer is waited for longer than `waits.BULK`."""
 
     def __init__(self, conninfo: str, setup: bytes, retry_on: frozenset[str] = frozenset()) -> None:
         """Connect, and begin with some SQL; SQLSTATEs in `retry_on` raise Retryable.
@@ -126,7 +103,7 @@ class LoadSession:
             self.pgconn = waits.connect(conninfo)
         except psycopg.OperationalError as error:
             raise RejectedError(str(error)) from None
-        self.trips = 0
+        self.trips = 0  # how many statements scripts have sent
         self._retry_on = retry_on
         self._last: PGresult | None = None  # of the answer that is coming
         self.command(setup)

@@ -51,88 +51,55 @@ Jobs: TypeAlias = list[list[bytes | None]]
 
 @dataclass(frozen=True, slots=True)
 class Exchange:
-    """The block that completes a batch and claims the next one.
-
-    Attributes:
-        token: The columns of `Load.token`, where its answer has them and as what it takes them.
-        completed: Where it says of a row whether that job is completed now; others are claimed.
-    """
+    """The block that completes a batch and claims the next one."""
 
     script: Script
-    token: tuple[Field, ...]
-    completed: int
+    token: tuple[Field, ...]  # columns of `Load.token`: where it answers each, and takes it
+    completed: int  # where it says of a row whether that job is completed now; others are claimed
 
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """The blocks of a queue that a measurement takes, and what a worker has to know of it.
+    """The blocks of a queue that a measurement takes, and what a worker has to know of it."""
 
-    Attributes:
-        setup: SQL for a new connection.
-        start: What a worker does once, before all else; no command: nothing.
-        complete: The completion, of one job or of all that a claim got; no command where the
-            claim itself is the end of its jobs.
-        many: Whether it is of all.
-        token: Columns of the claim's answer that the completion takes; the id comes first.
-        constants: Parameters that are the same for every worker.
-        retry_on: SQLSTATEs after which an operation is tried again.
-        enqueue_id: Where the id stands in the answer of enqueue.
-        promote: For what was put in; no command where the queue does not offer it.
-        observed: What the table says at the end; no command where the queue does not offer it.
-        observed_columns: Where id and state stand in that answer.
-        states: What the queue's own names of states stand for.
-        exchange: What completes and claims at once, in a closed loop; None: two statements do.
-        jobs: How many are to be completed.
-        rate: Claims per second that this worker is to begin; 0: as many as it can.
-        standing: Whether there are more jobs, so that claims go on getting some.
-        warm_up: Seconds of the same before what is measured, of which only counts remain.
-    """
-
-    setup: bytes
-    start: Script
+    setup: bytes  # SQL for a new connection
+    start: Script  # what a worker does once, before all else; no command: nothing
     claim: Script
-    complete: Script
-    many: bool
-    token: tuple[Field, ...]
-    constants: Mapping[str, bytes | None]
-    retry_on: frozenset[str]
+    complete: Script  # no command where the claim itself is the end of its jobs
+    many: bool  # whether it is of all that a claim got
+    token: tuple[Field, ...]  # columns of the claim's answer that it takes; the id comes first
+    constants: Mapping[str, bytes | None]  # parameters that are the same for every worker
+    retry_on: frozenset[str]  # SQLSTATEs after which an operation is tried again
     enqueue: Script
-    enqueue_id: int
-    promote: Script
-    observed: Script
-    observed_columns: Sequence[int]
-    states: Mapping[bytes, bytes]
-    exchange: Exchange | None = None
-    jobs: int = 0
-    rate: float = 0.0
-    standing: bool = False
-    warm_up: float = 0.0
+    enqueue_id: int  # where the id stands in the answer of enqueue
+    promote: Script  # for what was put in; no command where the queue does not offer it
+    observed: Script  # what the table says at the end; no command where the queue does not offer it
+    observed_columns: Sequence[int]  # where id and state stand in that answer
+    states: Mapping[bytes, bytes]  # what the queue's own names of states stand for
+    exchange: Exchange | None = None  # for a closed loop; None: two statements do the same
+    jobs: int = 0  # how many are to be completed
+    rate: float = 0.0  # claims per second that this worker is to begin; 0: as many as it can
+    standing: bool = False  # whether there are more jobs, so that claims go on getting some
+    warm_up: float = 0.0  # seconds of the same before what is measured, of which only counts remain
 
 
 @dataclass(slots=True)
 class Tally:
-    """The work of one worker; what is counted has the name that it has in `Measured`.
+    """The work of one worker; what is counted has the name that it has in `Measured`."""
 
-    Attributes:
-        ids: The job of every claim; a job claimed twice is there twice.
-        accepted: Completions that the queue accepted.
-        latencies: Seconds from wanting jobs to having them, retries, empty answers and a held
-            transaction included, one for each claim that got some; where one statement completes
-            and claims, that is all of it.
-        ended: When the last completion was answered, by `time.monotonic`; 0 if none was.
-        worker_cpu: Of this worker's process; the first of several workers has them.
-    """
-
-    ids: list[bytes] = field(default_factory=list)
-    accepted: int = 0
+    ids: list[bytes] = field(default_factory=list)  # a job claimed twice is there twice
+    accepted: int = 0  # completions that the queue accepted
+    # Seconds from wanting jobs to having them, retries, empty answers and a held transaction
+    # included, one for each claim that got some; where one statement completes and claims, that is
+    # all of it
     latencies: array[float] = field(default_factory=lambda: array("d"))
-    ended: float = 0.0
+    ended: float = 0.0  # when the last completion was answered, by `time.monotonic`; 0 if none was
     rejected: int = 0
     empty: int = 0
     retries: int = 0
     deadlocks: int = 0
     round_trips: int = 0
-    worker_cpu: float = 0.0
+    worker_cpu: float = 0.0  # of this worker's process; the first of several workers has them
     server_cpu: float | None = None
     warm: int = 0
     late: int = 0
@@ -140,11 +107,7 @@ class Tally:
 
 
 class Worker(ABC):
-    """A worker under load.
-
-    Attributes:
-        tally: What it has done so far.
-    """
+    """A worker under load."""
 
     def __init__(
         self, number: int, jobs: int, accepted: MutableSequence[int], *, standing: bool = False
@@ -157,7 +120,7 @@ class Worker(ABC):
             accepted: Completions by worker; it writes its own, and reads all to see the end.
             standing: Whether there are more jobs, so that claims go on getting some.
         """
-        self.tally = Tally()
+        self.tally = Tally()  # what it has done so far
         self._number = number
         self._jobs = jobs
         self._accepted = accepted
