@@ -20,7 +20,6 @@ from queueproof.bench.compare import compare, unfit
 from queueproof.bench.counters import COUNTED, LEAST_JOBS, LOCKING, WARM
 from queueproof.bench.figures import BenchError, BenchReport, Series
 from queueproof.bench.load import (
-    NotApplicableError,
     compile_queue,
     ends_open,
     literal_limit,
@@ -437,7 +436,7 @@ def test_what_fails_is_told(ground: Ground, wrong: SqlFileQueue | WorkerQueue, t
 
 def test_what_is_not_applicable_is_not_prepared(ground: Ground) -> None:
     """The reason is in the error."""
-    with pytest.raises(NotApplicableError, match="one transaction open per job"):
+    with pytest.raises(QueueError, match="one transaction open per job"):
         ground.prepare(strategy("hold_open"), Shape(10, 1), 1)
 
 

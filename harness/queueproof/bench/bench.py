@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from itertools import count, product
 from pathlib import Path
@@ -14,7 +13,7 @@ from typing import NamedTuple
 from queueproof.bench.cell import CLOSED, Ground
 from queueproof.bench.endure import POINTS, gates
 from queueproof.bench.figures import BenchError, BenchReport, Series
-from queueproof.bench.load import Loaded, NotApplicableError, refuse, why_not
+from queueproof.bench.load import Loaded, refuse, why_not
 from queueproof.bench.measured import Pace, Shape
 from queueproof.errors import QueueError
 from queueproof.machine import processors
@@ -106,13 +105,7 @@ def groups(
     workers: Sequence[int] = (1, 4),
     holds: Sequence[float] = (0.0,),
 ) -> list[Group]:
-    """Every queue with every batch size, every number of workers and every hold.
-
-    Args:
-        queues: Queue files, and worker programs; the first is what the others are compared with.
-        batches: Jobs per claim.
-        workers: Each with a connection of its own; they share as many processes as there are cores.
-        holds: Seconds for which a claim's transaction is kept open before its COMMIT.
+    """Every queue with every batch size, number of workers and hold, in seconds.
 
     Raises:
         QueueError: A queue cannot be measured; the message says why.
@@ -131,11 +124,8 @@ def measure(
     """Measure a plan: a round that is not counted and sets the number of jobs, then the rounds.
 
     Within a round the queues of a group follow each other under the same load, each time
-    beginning with another one, so that a machine that slows down slows all of them.
-
-    Args:
-        endure: Seconds of each phase of endurance, without rounds; 0: none.
-        rounds: How often each is measured; figures are medians. With 0 only counters are read.
+    beginning with another one, so that a machine that slows down slows all of them. With 0 rounds
+    only counters are read; `endure` is seconds of each phase of endurance, without rounds.
 
     Raises:
         QueueError: A queue cannot be measured; the message says why.
@@ -176,17 +166,13 @@ def measure(
     return report
 
 
-@dataclass(slots=True)
 class Compared:
     """Queues under the same load, as they are measured round by round."""
 
-    shape: Shape
-    sides: Sequence[Side]
-    jobs: int = field(init=False)  # how many to put in
-    own: dict[str, float] = field(default_factory=dict)  # each queue's own jobs/s, by its name
-
-    def __post_init__(self) -> None:
-        self.jobs = enough(PILOT_JOBS, self.shape)
+    def __init__(self, shape: Shape, sides: Sequence[Side]) -> None:
+        self.shape, self.sides = shape, sides
+        self.jobs = enough(PILOT_JOBS, shape)  # how many to put in
+        self.own: dict[str, float] = {}  # each queue's own jobs/s, by its name
 
     def measure(
         self,
@@ -229,9 +215,9 @@ class Compared:
 
 @contextmanager
 def keeping_whole_rounds(report: BenchReport, keep: Keep) -> Iterator[None]:
-    """Hand over the rounds, or phases, that are whole as soon as a signal comes.
+    """Hand over the rounds, or phases, that are whole as soon as a signal comes, if any is.
 
-    That is before anything is closed; nothing is handed over where no round is whole.
+    That is before anything is closed.
     """
     try:
         yield
@@ -261,8 +247,6 @@ def count_once(ground: Ground, queue: Loaded, entry: Series, report: BenchReport
     if not entry.reason:
         try:
             entry.counted = ground.count(queue, entry.shape.batch)
-        except NotApplicableError:
-            return  # it is measured all the same
         except QueueError as error:
             entry.reason, entry.failed = str(error), True
 

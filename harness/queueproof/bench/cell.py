@@ -17,7 +17,7 @@ from queueproof.bench import counters, endure, latency
 from queueproof.bench.counters import ASKED, NOTHING
 from queueproof.bench.endure import Point
 from queueproof.bench.hosted import MOST_JOBS, HostedWorkers
-from queueproof.bench.load import Loaded, NotApplicableError, fill, promote
+from queueproof.bench.load import Loaded, fill
 from queueproof.bench.measured import Measured, Pace, Shape, percentile
 from queueproof.bench.pool import Pool
 from queueproof.bench.session import LoadSession
@@ -28,11 +28,10 @@ from queueproof.queues.sqlfile import SqlFileQueue
 from queueproof.queues.worker import WorkerQueue
 
 CLOSED = Pace()
-SUMMED = (
+SUMMED = (  # counts of all workers, whose sum is told
     *("rejected", "empty", "retries", "deadlocks", "round_trips", "worker_cpu"),
     *("warm", "late", "skipped"),
 )
-"""Counts of all workers, whose sum is told."""
 
 
 class Ground(ExitStack):
@@ -88,8 +87,7 @@ class Ground(ExitStack):
         """Install a queue anew, put jobs in, vacuum, and let the workers get ready.
 
         Raises:
-            NotApplicableError: The queue has no such claim.
-            QueueError: The server rejected the queue's SQL.
+            QueueError: The queue has no such claim, or the server rejected its SQL.
         """
         pace = self.pace
         if isinstance(queue, WorkerQueue):  # whose workers are programs, started anew
@@ -116,46 +114,35 @@ class Ground(ExitStack):
     def count(self, queue: Loaded, batch: int) -> dict[str, float]:
         """Count what a queue costs one worker alone, by the names of `counters.COUNTERS`.
 
-        Raises:
-            NotApplicableError: The queue has no such claim.
-            QueueError: The server rejected the queue's SQL.
+        Errors are those of `prepare`.
         """
         if isinstance(queue, WorkerQueue):
-            raise NotApplicableError("its workers do not hand over what a single claim has touched")
+            return {}  # its workers do not hand over what a single claim has touched
         jobs = max(counters.LEAST_JOBS, 2 * batch * (counters.WARM + counters.COUNTED))
-        load, _ = self.install(queue, Shape(batch, 1), jobs)
-        with closing(LoadSession(self.conninfo, load.setup, load.retry_on)) as session:
-            return counters.count(self._admin, counters.Alone(session, load))
+        with self._alone(queue, batch, jobs) as work:
+            return counters.count(self._admin, work)
 
     def endure(self, queue: SqlFileQueue, batch: int, seconds: float, points: list[Point]) -> None:
         """Measure what claims cost under an old snapshot and after it; autovacuum is on.
 
         Each phase takes so many seconds. What was measured is added to the points, as soon as it
-        is. Errors are those of `count`.
+        is. Errors are those of `prepare`.
         """
-        load, _ = self.install(queue, Shape(batch, 1), self.pace.backlog or endure.BACKLOG)
-        self._autovacuum("on", seconds / endure.NAPS)
-        try:
-            with closing(LoadSession(self.conninfo, load.setup, load.retry_on)) as session:
-                session.prepare(load.enqueue)
-                session.prepare(load.promote)
-
-                def enqueue(priority: int) -> None:
-                    given = {**load.constants, "priority": b"%d" % priority}
-                    session.run(load.enqueue, given)
-                    promote(load, session, 1)
-
+        with self._alone(queue, batch, self.pace.backlog or endure.BACKLOG) as work:
+            self._autovacuum("on", seconds / endure.NAPS)
+            try:
                 endure.endure(
-                    self._admin,
-                    counters.Alone(session, load),
-                    batch,
-                    seconds,
-                    points,
-                    enqueue=enqueue,
-                    snapshot=self._old_snapshot,
+                    self._admin, work, batch, seconds, points, snapshot=self._old_snapshot
                 )
-        finally:
-            self._autovacuum("off")
+            finally:
+                self._autovacuum("off")
+
+    @contextmanager
+    def _alone(self, queue: SqlFileQueue, batch: int, jobs: int) -> Iterator[counters.Alone]:
+        """One worker at a queue that was installed anew, with so many jobs in it."""
+        load, _ = self.install(queue, Shape(batch, 1), jobs)
+        with closing(LoadSession(self.conninfo, load.setup, load.retry_on)) as session:
+            yield counters.Alone(session, load)
 
     @contextmanager
     def _old_snapshot(self) -> Iterator[None]:
@@ -181,10 +168,7 @@ class Ground(ExitStack):
             self._admin.execute(sql.SQL("VACUUM (ANALYZE) {}").format(names))
 
     def install(self, queue: SqlFileQueue, shape: Shape, jobs: int) -> tuple[Load, list[bytes]]:
-        """Install a queue anew, put jobs in, and vacuum; what was compiled, and the jobs' ids.
-
-        Errors are those of `prepare`.
-        """
+        """The beginning of `prepare`; what was compiled, and the jobs' ids."""
         self._clear()
         setup = b"SET search_path = public; SET client_min_messages = error"
         with closing(LoadSession(self.conninfo, setup)) as session:

@@ -19,6 +19,7 @@ import psycopg
 from psycopg import pq, sql
 
 from queueproof import waits
+from queueproof.bench.load import promote
 from queueproof.bench.session import LoadSession
 from queueproof.bench.worker import PATIENCE, Jobs, Load, SqlWorker
 
@@ -83,10 +84,18 @@ class Alone:
     """One worker's operations, one by one, each by a statement of its own."""
 
     def __init__(self, session: LoadSession, load: Load) -> None:
-        """Prepare them, and start."""
-        self.session = session  # its connection, to where the queue is installed
+        """Prepare them, and start; the session is one where the queue is installed."""
+        session.prepare(load.enqueue)
+        session.prepare(load.promote)
+        self.session, self._load = session, load
         self._worker = SqlWorker(session, replace(load, exchange=None), 0, [0])
         self._held: Jobs = []
+
+    def enqueue(self, priority: int) -> None:
+        """Put one job of a priority in."""
+        given = {**self._load.constants, "priority": b"%d" % priority}
+        self.session.run(self._load.enqueue, given)
+        promote(self._load, self.session, 1)
 
     def claim(self) -> int:
         """Claim once; how many jobs it got."""

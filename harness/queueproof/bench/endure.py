@@ -64,20 +64,18 @@ def endure(
     seconds: float,
     points: list[Point],
     *,
-    enqueue: Callable[[int], object],
     snapshot: Callable[[], AbstractContextManager[object]],
 ) -> None:
     """Go through the phases, of so many seconds each, beside which somebody holds a snapshot.
 
-    What was measured is added to the points, as soon as it is; `enqueue` puts one job of a
-    priority in.
+    What was measured is added to the points, as soon as it is.
     """
     began, claims = time.monotonic(), 0
     priorities = cycle(range(PRIORITIES))
 
     def put_in(jobs: int) -> None:
         for priority in islice(priorities, jobs):
-            enqueue(priority)
+            work.enqueue(priority)
 
     for phase in PHASES:
         with snapshot() if phase == PHASES[1] else nullcontext():

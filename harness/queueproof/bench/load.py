@@ -7,8 +7,8 @@ anew each time, which costs a quarter of the throughput of a claim (findings: th
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from typing import TypeAlias
+from dataclasses import replace
+from typing import NamedTuple, TypeAlias
 
 from psycopg import postgres, pq
 from psycopg.pq.abc import PGconn
@@ -17,7 +17,7 @@ from queueproof import waits
 from queueproof.bench.measured import Shape
 from queueproof.bench.session import Command, Field, LoadSession, RejectedError, Script, values
 from queueproof.bench.worker import Exchange, Load
-from queueproof.errors import QueueError, QueueproofError, Source
+from queueproof.errors import QueueError, Source
 from queueproof.queues.block import Block, Statement, type_of
 from queueproof.queues.model import NOW, OPERATIONS, VOID, Queue
 from queueproof.queues.sqlfile import SqlFileQueue
@@ -32,10 +32,6 @@ _NOT_BOUND = frozenset({"job", "jobs", "limit"})  # columns of a claim, and a nu
 # complete, a claim is the end: at most once.
 _HELD = frozenset({"complete_and_claim", "fail", "heartbeat", "recover"})
 _CLOSES = frozenset({"COMMIT", "END", "ROLLBACK", "ABORT"})
-
-
-class NotApplicableError(QueueproofError):
-    """A queue that cannot be measured this way, by its own contract; the message says why."""
 
 
 Loaded: TypeAlias = SqlFileQueue | WorkerQueue
@@ -110,11 +106,11 @@ def compile_queue(queue: SqlFileQueue, pgconn: PGconn, shape: Shape) -> Load:
     Where it is installed, statements are prepared to learn their types, and dropped.
 
     Raises:
-        NotApplicableError: The queue has no such claim.
-        QueueError: The server rejected a statement, or an answer lacks a column.
+        QueueError: The queue has no such claim, the server rejected a statement, or an answer lacks
+            a column.
     """
     if reason := why_not(queue, shape):
-        raise NotApplicableError(reason)
+        raise QueueError(reason)
     return _Compiler(queue, pgconn, shape).load()
 
 
@@ -136,8 +132,7 @@ def _place(block: Block, fields: list[Field], name: str) -> int:
     raise QueueError(f"{block.name} must return a column {name}", block.source)
 
 
-@dataclass(frozen=True, slots=True)
-class _Compiler:
+class _Compiler(NamedTuple):
     queue: SqlFileQueue
     pgconn: PGconn
     shape: Shape
@@ -300,8 +295,7 @@ def fill(
     A job's payload has so many bytes at least.
 
     Raises:
-        NotApplicableError: The queue has no such claim.
-        QueueError: The server rejected the schema, or the text of a block.
+        QueueError: The server rejected the schema, or as `compile_queue`.
     """
     for statement in queue.blocks["schema"].statements:
         try:
