@@ -54,10 +54,8 @@ def compare(
 
     Each round measures both, in an order drawn by lot. `decide` says when there are enough.
 
-    Args:
-        plan: Two queues under a load; the same one twice shows what the machine's noise does.
-        setting: Where and how; a rate has no place in it.
-        seed: Of the order within the rounds, and of the bootstrap.
+    The same queue twice shows what the machine's noise does. A rate has no place in the setting;
+    the seed is of the order within the rounds, and of the bootstrap.
 
     Returns:
         A report with both queues' rounds, and the finding in `method["comparison"]`.

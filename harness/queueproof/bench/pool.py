@@ -72,18 +72,16 @@ class Pool:
         for place, pipe in enumerate(pipes):
             _tell([pipe], Order(conninfo, load, range(place, workers, len(pipes))))
         answers = self._answers(pipes, START_SECONDS)
-        if any(isinstance(answer, str) for answer in answers):
-            ready = [p for p, answer in zip(pipes, answers, strict=True) if answer is None]
+        ready = [p for p, answer in zip(pipes, answers, strict=True) if answer is None]
+        if len(ready) < len(pipes):
             _tell(ready, (0.0, 0.0))
             self._answers(ready, GRACE)
             _raise_first(answers)
 
     def work(self, seconds: float, tick: Callable[[], None]) -> tuple[float, list[Tally]]:
-        """Let the prepared workers go, and wait until all have ended.
+        """Let the prepared workers go, and wait until all have ended; `tick` is called meanwhile.
 
-        Args:
-            seconds: After which they claim no more; they end before if the jobs are done.
-            tick: Called again and again meanwhile.
+        They claim no more after so many seconds, and end before if the jobs are done.
 
         Returns:
             When the measurement began, by `time.monotonic`, and what each did.

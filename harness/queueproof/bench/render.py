@@ -99,10 +99,9 @@ def environment(report: BenchReport) -> str:
 
 
 def answers(report: BenchReport, why: Mapping[str, str] = NO_REASONS) -> list[str]:
-    """The figures in a few sentences: who does most, or the others beside the first queue; why.
+    """The figures in a few sentences: who does most, or the others beside the first queue.
 
-    Args:
-        why: By queue, the reason that stands behind the sentence on it.
+    `why` has, by queue, the reason that stands behind the sentence on it.
     """
     if report.method.get("pace", {}).get("rate"):
         return []  # all of them do what they are given
@@ -260,11 +259,7 @@ def markdown(
     more: Sequence[str] = (),
     why: Mapping[str, str] = NO_REASONS,
 ) -> str:
-    """The report as a Markdown page.
-
-    Args:
-        why: By queue, the reason that stands behind the answer on it.
-    """
+    """The report as a Markdown page; `why` is as for `answers`."""
     parts = ["# Throughput: claim to completion"]
     found = comparison(report) or answers(report, why)
     parts += [*found, *doubled(report), *more, environment(report)]

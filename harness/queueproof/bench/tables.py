@@ -205,17 +205,10 @@ def _open_loop(entries: Sequence[Series], rate: float) -> TitledTable:
         done = numbers.with_spread([run.rate for run in runs])
         rows.append((*_where(entry), f"{rate:g}", done, *times, f"{late:,}", f"{skipped:,}"))
     *times_of, most = latency.SHARES
+    shares = (*(f"{name}, ms" for name in times_of), most)
     return TitledTable(
         "Latency under a given rate",
-        (
-            *LOAD,
-            "jobs/s due",
-            "done",
-            *(f"{name}, ms" for name in times_of),
-            most,
-            "late",
-            "skipped",
-        ),
+        (*LOAD, "jobs/s due", "done", *shares, "late", "skipped"),
         rows,
         "An open loop: claims are due at random times (Poisson), whatever the answers do, and a"
         " latency counts from when its claim was due: no coordinated omission. HdrHistograms of all"
@@ -227,36 +220,30 @@ def _open_loop(entries: Sequence[Series], rate: float) -> TitledTable:
 
 def _endurance(entries: Sequence[Series]) -> TitledTable:
     rows = []
-    for entry, phase in ((entry, phase) for entry in entries for phase in PHASES):
+    for entry, phase in product(entries, PHASES):
         points = [point for point in entry.endured if point.phase == phase]
         if not points:  # it was interrupted, or nothing was endured
             continue
         first, last = points[0], points[-1]
         before = entry.endured[max(0, entry.endured.index(first) - 1)]
-        rows.append(
-            (
-                entry.queue,
-                str(entry.shape.batch),
-                phase,
-                f"{last.claims:,}",
-                f"{first.buffers:,.4g} → {last.buffers:,.4g}",
-                _signed(slope(points, lambda p: p.buffers)),
-                numbers.rounded(1000 * last.p50, None),
-                _signed(slope(points, lambda p: 1000 * p.p50)),
-                f"{last.dead:,}",
-                f"{last.size / 2**20:,.3g}",
-                f"{last.autovacuums - before.autovacuums:,}",
-            )
-        )
-    header = (
-        *("strategy", "batch", "phase", "claims so far"),
-        *("buffers per claim", "per 1,000 claims", "p50, ms", "per 1,000 claims, ms"),
-        *("dead rows", "MB", "autovacuum ran"),
-    )
+        told = {
+            "strategy": entry.queue,
+            "batch": str(entry.shape.batch),
+            "phase": phase,
+            "claims so far": f"{last.claims:,}",
+            "buffers per claim": f"{first.buffers:,.4g} → {last.buffers:,.4g}",
+            "per 1,000 claims": _signed(slope(points, lambda p: p.buffers)),
+            "p50, ms": numbers.rounded(1000 * last.p50, None),
+            "per 1,000 claims, ms": _signed(slope(points, lambda p: 1000 * p.p50)),
+            "dead rows": f"{last.dead:,}",
+            "MB": f"{last.size / 2**20:,.3g}",
+            "autovacuum ran": f"{last.autovacuums - before.autovacuums:,}",
+        }
+        rows.append(told)
     return TitledTable(
         "Endurance: an old snapshot, and after it",
-        header,
-        rows,
+        list(rows[0]) if rows else (),
+        [list(row.values()) for row in rows],
         "One worker; a job goes in for each that is claimed, of three priorities in turn, so that"
         " the queue keeps its depth. The snapshot is a REPEATABLE READ transaction of another"
         " session. Per 1,000 claims: the slope of the line that fits best. Buffers are counted and"
@@ -270,12 +257,10 @@ def _signed(value: float) -> str:
 
 
 def _alone(entries: Sequence[Series]) -> TitledTable:
+    counts = {(e.queue, str(e.shape.batch)): e.counted for e in entries if e.counted}
     rows = [
-        (
-            *(e.queue, str(e.shape.batch)),
-            *(f"{e.counted[n]:,.4g}" if n in e.counted else NOTHING for n in COUNTERS),
-        )
-        for e in {(e.queue, e.shape.batch): e for e in entries if e.counted}.values()
+        (*of, *(f"{counted[n]:,.4g}" if n in counted else NOTHING for n in COUNTERS))
+        for of, counted in counts.items()
     ]
     names = {name: name.replace("_", " ") for name in COUNTERS}
     told = "; ".join(f"{names[name]}: {what}" for name, what in COUNTERS.items())

@@ -112,19 +112,12 @@ class Worker(ABC):
     def __init__(
         self, number: int, jobs: int, accepted: MutableSequence[int], *, standing: bool = False
     ) -> None:
-        """Do nothing yet.
-
-        Args:
-            number: Which worker this is; its pauses are drawn by it.
-            jobs: How many are to be completed, by all.
-            accepted: Completions by worker; it writes its own, and reads all to see the end.
-            standing: Whether there are more jobs, so that claims go on getting some.
-        """
+        """Do nothing yet."""
         self.tally = Tally()  # what it has done so far
         self._number = number
-        self._jobs = jobs
-        self._accepted = accepted
-        self._standing = standing
+        self._jobs = jobs  # how many are to be completed, by all
+        self._accepted = accepted  # by worker; it writes its own, and reads all to see the end
+        self._standing = standing  # whether there are more jobs, so that claims go on getting some
         self._random = random.Random(number)  # noqa: S311 - pauses, not secrets
 
     @abstractmethod
@@ -242,11 +235,10 @@ class SqlWorker(Worker):
                 held = yield from self.claim()
                 if not held:
                     yield self._pause()
+            self.tally.skipped += not held
             if held:
                 self.tally.latencies.append(time.monotonic() - due)
                 yield from self.complete(held, until + PATIENCE)
-            else:
-                self.tally.skipped += 1
             due += self._random.expovariate(self._load.rate)
 
     def claim(self) -> Steps[Jobs]:
@@ -331,16 +323,11 @@ def _as_arrays(columns: Sequence[Field], jobs: Jobs) -> Known:
 
 
 class Link(Protocol):
-    """The link over which somebody is asked."""
+    """The link over which somebody is asked, as `LoadSession` is one."""
 
-    def fileno(self) -> int:
-        """The descriptor on which answers come."""
-
-    def send(self, asked: Any) -> None:  # noqa: ANN401 - what its steps yield
-        """Ask, and wait for no answer."""
-
-    def receive(self) -> Any:  # noqa: ANN401 - what its steps take
-        """The answer to what was sent; None where not all of it is there yet."""
+    fileno: Callable[[], int]
+    send: Callable[[Any], None]
+    receive: Callable[[], Any]
 
 
 def drive(
