@@ -149,15 +149,16 @@ def _convoy(report: BenchReport) -> Chart:
         factor = f"{numbers.median(ratios)}x" if ratios else ""
         rows.append(_rate(entry, (entry.shape, _shape(entry.shape)), factor=factor))
 
-    def special(rows: list[Row]) -> Spec:
-        # With room for what stands beside a bar.
-        return {
+    return _chart(
+        "convoy",
+        rows,
+        report.names(),
+        lambda mine: {
             "measure": f"jobs/s (2x: twice {shown[0].queue})",
-            "most": 1.3 * max(row["high"] for row in rows),
-            "height": SIZES["around_bars"] + SIZES["bar"] * len(rows),
-        }
-
-    return _chart("convoy", rows, report.names(), special)
+            "most": 1.3 * max(row["high"] for row in mine),  # room for what stands beside a bar
+            "height": SIZES["around_bars"] + SIZES["bar"] * len(mine),
+        },
+    )
 
 
 def _latency(report: BenchReport) -> Chart:

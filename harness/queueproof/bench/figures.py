@@ -92,14 +92,8 @@ class BenchReport:
         the shape. `queueproof` holds the method, and the entries without a figure.
         """
         missing = [
-            {
-                "queue": e.queue,
-                **e.shape._asdict(),
-                "reason": e.reason,
-                "failed": e.failed,
-                "counted": e.counted,
-                "endured": [point._asdict() for point in e.endured],
-            }
+            {"queue": e.queue, **e.shape._asdict(), "reason": e.reason, "failed": e.failed}
+            | {"counted": e.counted, "endured": [point._asdict() for point in e.endured]}
             for e in self.entries
             if not e.runs
         ]
@@ -135,14 +129,13 @@ def _benchmark(entry: Series) -> dict[str, Any]:
     shape = entry.shape
     group = f"batch{shape.batch}-workers{shape.workers}{shape.held('-hold').replace(' ', '')}"
     times = [1 / run.rate for run in entry.runs]
-    low, middle, high = (
-        statistics.quantiles(times, method="inclusive") if len(times) > 1 else times * 3
-    )
+    several = len(times) > 1
+    low, middle, high = statistics.quantiles(times, method="inclusive") if several else times * 3
     stats = {
         "min": min(times),
         "max": max(times),
         "mean": statistics.fmean(times),
-        "stddev": statistics.stdev(times) if len(times) > 1 else 0.0,
+        "stddev": statistics.stdev(times) if several else 0.0,
         "median": middle,
         "q1": low,
         "q3": high,

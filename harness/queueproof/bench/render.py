@@ -49,16 +49,13 @@ def comparison(report: BenchReport) -> list[str]:
         return []
     found = Finding(**facts)
     first, second = (entry.queue for entry in report.entries)
-    verdict = (
-        f"no difference seen between {first} and {second}"
-        if found.verdict == "no difference seen"
-        else f"{second} is {found.verdict} than {first}"
-    )
+    verdict = f"{second} is {found.verdict} than {first}"
     width = (found.high - found.low) / 10  # a digit more than it allows: ends near 1 matter
     ratio, low, high = (numbers.rounded(v, width, 3) for v in (found.ratio, found.low, found.high))
     ended = "sure" if found.sure else "the budget ended before it was sure"
     took = f"{found.rounds} rounds, {found.looks} look{'s' * (found.looks > 1)}: {ended}."
     if found.verdict == "no difference seen":
+        verdict = f"no difference seen between {first} and {second}"
         most = max(1 / found.low, found.high) - 1
         took += (
             f" With fewer than {LEAST} rounds nothing can be said: give it a larger --budget."
@@ -121,11 +118,10 @@ def _beside(report: BenchReport) -> list[str]:
         others = [one for one in others if one.ratios(base)]
         if base.queue != report.entries[0].queue or not others:
             continue
-        spread = (max(base.rates) - min(base.rates)) / 2
         hold = shape.held(", each claim held open for ")
         told.append(
             f"**{numbers.workers(shape.workers)}, batches of {shape.batch}{hold}:** {base.queue}"
-            f" does {numbers.rounded(base.rate, spread)} jobs/s. The others, as a multiple of that:"
+            f" does {numbers.median(base.rates)} jobs/s. The others, as a multiple of that:"
             f" {'; '.join(_alike(others, base))}."
         )
     if any(" and " in one for one in told):
@@ -175,17 +171,16 @@ def _falls(report: BenchReport, why: Mapping[str, str]) -> list[str]:
                 if other == queue and size < batch and found[-1].shape.workers == most
             ]
             best = max(smaller, key=lambda one: one.rate, default=entries[-1])
-            advice = (
-                f" With {numbers.workers(most)}, claim at most {best.shape.batch} jobs at a time:"
-                f" that gives {numbers.median(best.rates)}."
-                if best.rate > entries[-1].rate
-                else ""
-            )
-            because = f" {why[queue]}" if queue in why else ""
-            told.append(
+            sentence = (
                 f"**In batches of {batch}, {queue} gets slower with more workers**:"
-                f" {', '.join(rates)} (jobs/s).{advice}{because}"
+                f" {', '.join(rates)} (jobs/s)."
             )
+            if best.rate > entries[-1].rate:
+                sentence += (
+                    f" With {numbers.workers(most)}, claim at most {best.shape.batch} jobs at a"
+                    f" time: that gives {numbers.median(best.rates)}."
+                )
+            told.append(f"{sentence} {why.get(queue, '')}".rstrip())
     return told
 
 
@@ -265,14 +260,11 @@ def markdown(
     parts += [*found, *doubled(report), *more, environment(report)]
     if chart:
         parts.append(f"![Jobs per second by batch size, workers and strategy]({chart})")
-    unmeasured = f"Not measured ({NOTHING} in the tables):"
-    match notes(report):
-        case []:
-            pass
-        case [only]:
-            parts.append(f"{unmeasured} {only}")
-        case several:
-            parts += [unmeasured, "\n".join(f"- {reason}" for reason in several)]
+    unmeasured, missing = f"Not measured ({NOTHING} in the tables):", notes(report)
+    if len(missing) == 1:
+        parts.append(f"{unmeasured} {missing[0]}")
+    elif missing:
+        parts += [unmeasured, "\n".join(f"- {reason}" for reason in missing)]
     for table in tables(report):
         parts.append(f"## {table.title}")
         rule = ["---" if word in WORDS else "---:" for word in table.header]
