@@ -240,7 +240,7 @@ def test_what_stands_in_an_included_file_is_left_alone(tmp_path: Path) -> None:
     named = text.replace("'queued'", "'waiting'").replace(
         "-- ///\n\n", '-- [states]\n-- waiting = "queued"\n-- ///\n\n', 1
     )
-    assert Draft(named, path).jobs.state("queued") == "'waiting'"
+    assert Draft(named, path).jobs.states["queued"] == "'waiting'"
     short = text.replace("now() - :lease", "now() - interval '10 seconds'")
     short = short.replace("recover(lease)", "recover")
     offered = {fix.what for fix in fixes(Draft(short, path), "live-lease")}

@@ -61,7 +61,7 @@ def test_a_remedy_for_a_claim_by_merge_has_its_names(tmp_path: Path) -> None:
     """The MERGE's table and answer, what its action sets, and the token as complete takes it."""
     known = Draft(MERGE, "q.sql").jobs
     assert (known.table.name, known["status"].name) == ("item", "state")
-    assert known.state("running") == "'running'"
+    assert known.states["running"] == "'running'"
     assert (known["attempts"].name, known.token) == ("round", "round")
     text = "UPDATE jobs SET ... WHERE id = :id AND status = 'running' AND attempts = :attempt"
     (tmp_path / "q.sql").write_text(MERGE)

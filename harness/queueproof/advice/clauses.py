@@ -220,11 +220,7 @@ def is_test(part: exp.Expr, clause: Clause) -> bool:
 
 
 def added(parsed: Parsed, node: exp.Expr, *asked: str) -> Edit | None:
-    """The edit that adds conditions to a query, laid out as those that it has.
-
-    Args:
-        node: A query or a change in it.
-    """
+    """The edit that adds conditions to a query or a change in it, laid out as those it has."""
     where = node.args.get("where")
     if where is None:
         return None
@@ -253,10 +249,6 @@ def assigned(parsed: Parsed, update: exp.Expr, clause: Clause) -> Edit | None:
 
 
 def rewritten(text: str, pattern: str, new: str, start: int = 0) -> list[Edit]:
-    """The edits that put one text in for another wherever it stands.
-
-    Args:
-        new: What stands there then; it may name the pattern's groups.
-    """
+    """The edits that put one text, which may name the pattern's groups, in for another."""
     found = re.finditer(pattern, text)
     return [Edit(Span(*m.span()), m.expand(new)).moved(start) for m in found]

@@ -30,8 +30,7 @@ OURS = "TODO: replace this by the claim that your workers send."
 class Proposal:
     """A queue file for a table.
 
-    Args:
-        include: The schema's files, from where the queue file will stand, as TOML has a list.
+    `include` has the schema's files, from where the queue file will stand, as TOML has a list.
 
     Raises:
         QueueproofError: Nothing in the table names a job, or says that it waits or runs.

@@ -125,7 +125,7 @@ def _guards(site: Site, draft: Draft) -> list[Clause]:
     known, guards = draft.jobs, list[Clause]()
     if site.block not in HELD | {"claim", "recover"}:
         return []
-    if known["status"] and known.state("running"):
+    if known["status"] and known.states.get("running"):
         guards = known.is_in("queued" if site.block == "claim" else "running")
     if site.block in HELD - {"complete_many"} and site.own:
         guards += known.tokens()
@@ -166,7 +166,7 @@ def _narrowed(site: Site, draft: Draft) -> Iterator[Change]:
     """A condition on the state that says more than it should, or on whose job it is."""
     known = draft.jobs
     wanted = _guards(site, draft)[:1]
-    ended = [known.state(one) for one in ("completed", "failed") if known.state(one)]
+    ended = [known.states[one] for one in ("completed", "failed") if known.states.get(one)]
     if site.block == "cleanup" and ended:
         wanted = [Clause(known["status"], f"({', '.join(ended)})", "IN")]
     if site.block == "claim" and site.own:
@@ -253,7 +253,7 @@ def _upserted(site: Site, draft: Draft) -> Iterator[Change]:
         conflict = insert.args.get("conflict")
         if conflict is None:
             continue
-        free = [f"{table}.{known['status']} = {known.state('queued')}"] if known["status"] else []
+        free = [f"{table}.{known['status']} = {known.states['queued']}"] if known["status"] else []
         free += [
             f"{table}.{given[1]} IS NULL"
             for asked in draft.asked.get("held", ())
@@ -329,7 +329,7 @@ def _values(block: str, draft: Draft) -> Iterator[Clause]:
         yield from known.begins(known.clock)
     if block == "claim" and known["attempts"]:
         yield known.counted()
-    if block in {"recover", "fail"} and bounded and known.state("failed"):
+    if block in {"recover", "fail"} and bounded and known.states.get("failed"):
         yield known.becomes("failed", if_spent=True)[0]
     if block == "fail" and known["due"] and known["attempts"] and backoff is not None:
         wait = known.wait(f"interval '{backoff.total_seconds():g} seconds'")
@@ -620,11 +620,7 @@ FORMS: Sequence[Form] = (
     Form(_exact, "not-early backoff live-lease stale-recovery server-clock"),
     Form(_inserted, "not-early order routing retry-bound retry-given", "enqueue"),
     Form(_unlocked, "non-blocking pooler-safe no-deadlock"),
-    Form(
-        _without_cte,
-        "backoff non-blocking no-deadlock no-lost-job stale-recovery",
-        last=True,
-    ),
+    Form(_without_cte, "backoff non-blocking no-deadlock no-lost-job stale-recovery", last=True),
     Form(
         _dropped,
         f"{_LOST} order fencing live-lease not-early routing steady-cost",

@@ -51,10 +51,6 @@ class Jobs:
         """The column for something; none where nothing tells."""
         return self.columns.get(role, _NONE)
 
-    def state(self, state: str) -> str:
-        """The name of a state in SQL; nothing where the status has none."""
-        return self.states.get(state, "")
-
     @property
     def clock(self) -> str:
         """The role of the column that tells since or until when a job runs."""
@@ -88,13 +84,10 @@ class Jobs:
         return next((self[role] for role in roles if self[role]), _NONE)
 
     def now(self, column: Column, later: str = "", *, written: bool = False) -> str:
-        """The time, or one later or earlier, for a column.
+        """The time, or one later or earlier, for a column where it is written, or else compared.
 
         One without a time zone has the same time for every session; one of whole seconds is never
         earlier than it says where it is written, and never later where it is compared.
-
-        Args:
-            written: Whether it is written; else it is compared.
         """
         if column.family == "timestamp":
             return f"(now() AT TIME ZONE 'UTC'){later}"
@@ -152,11 +145,7 @@ class Jobs:
         return Clause(self["due"], self.now(self["due"]), "<=")
 
     def is_stale(self, length: str = ":lease") -> Clause:
-        """The condition that a lease is over.
-
-        Args:
-            length: Of a lease, where its column does not tell its end.
-        """
+        """The condition that a lease, of a length where no column tells its end, is over."""
         over = "" if self.clock == "until" else f" - {length}"
         return Clause(self.lease, self.now(self.lease, over), "<")
 
@@ -169,11 +158,7 @@ class Jobs:
         return any(re.search(ahead, index) for index in self.table.indexes)
 
     def order(self, *, urgent: bool = True) -> list[str]:
-        """The order in which jobs are claimed.
-
-        Args:
-            urgent: Whether the more urgent go first.
-        """
+        """The order in which jobs are claimed: the more `urgent` first, or as they came."""
         greatest = "" if self.least_first else " DESC"
         order = [f"{self['priority']}{greatest}"] if urgent and self["priority"] else []
         if due := self["due"]:
@@ -183,11 +168,7 @@ class Jobs:
         return [*order, f"{self.key}"] if self.key.family == "int" else order
 
     def index(self, *, queue: bool = True, urgent: bool = True) -> str:
-        """The index that serves a claim, behind its CREATE INDEX.
-
-        Args:
-            queue: Whether it is of one queue.
-        """
+        """The index that serves a claim, of one queue or of all, behind its CREATE INDEX."""
         keys = [f"{self['queue']}"] if queue and self["queue"] else []
         free = " AND ".join(map(str, self.is_in("queued")))
         columns = ", ".join([*keys, *self.order(urgent=urgent)])
@@ -198,8 +179,7 @@ class Jobs:
     def becomes(self, state: str, *, if_spent: bool = False) -> list[Clause]:
         """The assignments that make a job queued, running, completed or failed.
 
-        Args:
-            if_spent: Only a job that has no attempt left; another one is queued.
+        With `if_spent` only a job that has no attempt left; another one is queued.
         """
         sets = []
         status = self["status"]
@@ -226,8 +206,7 @@ class Jobs:
     def tried_again(self, *, crashed: bool = False) -> list[Clause]:
         """The assignments that end an attempt which came to nothing.
 
-        Args:
-            crashed: Its worker did not say so: without a count it is tried again.
+        Where its worker has `crashed`, and did not say so, without a count it is tried again.
         """
         if not self.buries or (crashed and not self.count):
             return [*self.becomes("queued"), *self.released()]
@@ -239,11 +218,7 @@ class Jobs:
         return [Clause(self[role], "NULL") for role in roles if self[role].nullable]
 
     def begins(self, *roles: str) -> list[Clause]:
-        """The assignments with which a lease begins.
-
-        Args:
-            roles: Of which columns that tell since or until when a job runs.
-        """
+        """The assignments with which a lease begins, of columns that tell since or until when."""
         return [
             Clause(column, self.now(column, " + :lease" * (role == "until"), written=True))
             for role in roles
@@ -255,11 +230,7 @@ class Jobs:
         return Clause(self.count, f"{self.count} {'+' if self['attempts'] else '-'} 1")
 
     def wait(self, least: str) -> str:
-        """The time for which a failed job waits: it doubles, within what an interval can hold.
-
-        Args:
-            least: The first wait, as SQL has it.
-        """
+        """The time for which a failed job waits: it doubles, within what an interval can hold."""
         tries = f"{self.count} - 1"
         if not self["attempts"]:
             tries = f"GREATEST({self.number - 1} - {self.count}, 0)"
@@ -267,12 +238,7 @@ class Jobs:
 
 
 def holds(column: Column, on: bool) -> Clause:  # noqa: FBT001 - which of two
-    """The condition that a flag is set, or that a time or a name is there.
-
-    Args:
-        column: The flag, the time or the name.
-        on: Whether it is to be; else that it is not.
-    """
+    """The condition that a flag is set, or that a time or a name is there; or that it is not."""
     if column.family != "bool":
         return Clause(column, "NOT NULL" if on else "NULL", "IS")
     if column.nullable:

@@ -42,12 +42,9 @@ class Proposed(NamedTuple):
 def propose(
     path: Path, schema: Sequence[Path], *, table: str | None, postgres: str | None, trust: bool
 ) -> Proposed:
-    """Write a queue file for a schema, and use every operation of it once.
+    """Write a queue file for a schema's files, and use every operation of it once.
 
-    Args:
-        schema: The files with the schema, in their order.
-        table: Of the jobs; None: that which looks like it.
-        postgres: The server, as `open_server` takes it.
+    Without a table it is the one that looks like jobs'; the server is as `open_server` takes it.
 
     Raises:
         QueueproofError: The schema cannot be installed, or no table in it is one of jobs.

@@ -324,11 +324,7 @@ _SERIAL = {"bigserial": "bigint", "serial": "int"}
 
 
 def quoted(*parts: str) -> str:
-    """A name as SQL has it.
-
-    Args:
-        parts: The name, behind that of its schema where it has one.
-    """
+    """A name as SQL has it, behind that of its schema where it has one."""
     return ".".join(
         one if re.fullmatch(r"[a-z_][a-z0-9_$]*", one) else '"' + one.replace('"', '""') + '"'
         for one in parts
@@ -336,11 +332,7 @@ def quoted(*parts: str) -> str:
 
 
 def is_of(node: exp.Expr, table: str) -> bool:
-    """True where a change, or what a query reads, is a table's; the UPDATE of a MERGE names none.
-
-    Args:
-        node: An UPDATE or a DELETE, or a query's FROM.
-    """
+    """True where a change, or a query's FROM, is a table's; the UPDATE of a MERGE names none."""
     return isinstance(node.this, exp.Table) and node.this.name == table
 
 
@@ -372,8 +364,7 @@ def _enqueued(insert: exp.Expr) -> dict[str, str]:
 def _claimed(update: exp.Expr, whole: exp.Expr) -> dict[str, str]:
     """The columns that a claim writes, by what it writes there.
 
-    Args:
-        whole: The statement that names the table and answers: the UPDATE, or the MERGE round it.
+    The whole names the table and answers: the UPDATE, or the MERGE round it.
     """
     found: dict[str, str] = {}
     for part in update.expressions:

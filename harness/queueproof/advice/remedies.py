@@ -30,16 +30,11 @@ _NUMBER = r"(big|small)?int(eger|[248])?|numeric|decimal|real|float[48]?|double 
 
 
 def with_remedies(
-    card: Card,
-    queue: Queue,
-    aside: Aside = nullcontext,
-    advice: Mapping[str, Advice] | None = None,
+    card: Card, queue: Queue, aside: Aside = nullcontext, advice: Mapping[str, Advice] | None = None
 ) -> Card:
     """A card that says how each broken guarantee is kept, in the queue's own names.
 
-    Args:
-        aside: Tells why a remedy keeps the names of the reference.
-        advice: What to write in its file, by guarantee.
+    `aside` tells why a remedy keeps the names of the reference; `advice` is by guarantee.
     """
     judgements = []
     for one in card.guarantees:
@@ -66,12 +61,7 @@ def _placed(judgement: Judgement, line: int) -> Judgement:
 
 
 def in_own_names(text: str, queue: Queue) -> str:
-    """A remedy with the table, columns and states of a queue, as far as its SQL tells them.
-
-    Args:
-        text: The remedy, in the names of the reference.
-        queue: The queue; one that is no SQL file keeps them.
-    """
+    """A remedy with the table, columns and states of a queue, as far as its SQL tells them."""
     draft = _draft(queue)
     return text if draft is None else _renamed(text, draft)
 
@@ -91,11 +81,7 @@ def _draft(queue: Queue) -> Draft | None:
 
 
 def remedy_of(guarantee: str, told: Told | None, story: str, queue: Queue) -> str:
-    """The way to keep a guarantee, in a queue's own names, as far as its SQL and the story tell.
-
-    Args:
-        told: The story as data, where there is one.
-    """
+    """The way to keep a guarantee, in a queue's own names, as far as its SQL and the story tell."""
     draft = _draft(queue)
     general = remedy(guarantee, told, queue.offers)
     if draft is None:
@@ -117,11 +103,7 @@ def remedy_of(guarantee: str, told: Told | None, story: str, queue: Queue) -> st
 
 
 def cause_of(guarantee: str, draft: Draft, story: str = "") -> str | None:
-    """The remedy for what a file's SQL has, if that breaks the guarantee.
-
-    Args:
-        draft: The file that breaks it; functions count as part of the block that calls them.
-    """
+    """The remedy for what a file's SQL, its functions included, has and that breaks a guarantee."""
     for cause in _CAUSES:
         told = re.search(cause.get("because", ""), story)
         if guarantee not in cause["guarantees"].split() or not told:

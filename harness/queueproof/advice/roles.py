@@ -135,10 +135,7 @@ def score(table: Table) -> int:
 
 
 def choose(tables: Iterable[Table], name: str | None) -> tuple[Table, list[Table]]:
-    """The table of the jobs, and those that it might be as well, the likeliest first.
-
-    Args:
-        name: Which one the user says; None: that which looks like it most.
+    """The table of the jobs, as the user names it or by its looks, and the next likely ones.
 
     Raises:
         QueueproofError: There is none, or none that looks like it.
@@ -222,11 +219,7 @@ _AGAIN = re.compile(r"temporar|retr(y|ied)|again", re.IGNORECASE)
 
 
 def _word(told: str, known: Sequence[str]) -> str:
-    """The one of some known words that stands for a state; empty where none does.
-
-    Args:
-        told: Its name, or what a comment says of its number.
-    """
+    """The one of some known words that a state's name, or its comment, says; empty: none."""
     told = re.sub(r"\(.*", "", told).strip()
     spoken = [told, *told.split(" ")[:: max(1, told.count(" "))]]  # first and last word of a phrase
     return next((word for word in map(words, spoken) if word in known), "")

@@ -84,8 +84,7 @@ def constraint_of(lab: Lab, name: str) -> str:
 def dump(dsn: str) -> str:
     """The schema of a running server's database, as pg_dump writes it.
 
-    Args:
-        dsn: Of the database. Its password is in no process' list of arguments.
+    The password of the DSN is in no process' list of arguments.
     """
     parts = conninfo_to_dict(dsn)
     password = parts.pop("password", None)

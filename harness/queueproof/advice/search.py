@@ -156,11 +156,8 @@ def mend(
 ) -> Generator[Mended | None]:
     """Look for a small change of a queue's own SQL that mends what is broken.
 
-    Args:
-        profile: As for `check_queue`, of the last check.
-        jobs: The same; twice as many processes try candidates, as each waits for the server half
-            the time.
-        progress: The same; while candidates are tried nobody knows how many it will take: None.
+    Profile, jobs and progress are as for `check_queue`. Twice as many processes try candidates, as
+    each waits for the server half the time; nobody knows how many it will take: progress is None.
 
     Yields:
         The change so far, each time it mends one guarantee more, which was asked for what it mends
@@ -189,8 +186,7 @@ def advise(
 ) -> dict[str, Advice]:
     """Advice for each broken guarantee: one safe form with which its stories do not happen.
 
-    Args:
-        queue: Any; there is nothing to say of one that is no SQL file.
+    There is nothing to say of a queue that is no SQL file.
     """
     broken = [one for one in card.guarantees if one.verdict == "broken"]
     if not (broken and isinstance(queue, SqlFileQueue)):
@@ -225,11 +221,7 @@ class _Asking:
     budget: Iterator[int]  # one for each form that may still be tried
 
     def fix(self, used: Iterable[Fix]) -> Fix | None:
-        """The form that mends it, or several forms together; None where none is found.
-
-        Args:
-            used: What mends other guarantees, which goes first.
-        """
+        """The form that mends it, or several together; what mends other guarantees goes first."""
         forms = self._forms(self.text, self.ask)
         for fix in used if forms else ():
             if _ends(self.ask, fix) and self._kept(fix).is_sound:
@@ -312,11 +304,7 @@ def _replaced(text: str, fix: Fix) -> int:
 
 
 def first_line(before: str, after: str) -> int:
-    """The first line of a text that another one changes, or that it adds lines behind; from 1.
-
-    Args:
-        after: The other one; of the same text it is 0.
-    """
+    """The first line, from 1, that a text changes or adds lines behind; 0: it is the same."""
     return next((at + (upto > at) for at, upto, _, _ in _differing(before, after)), 0)
 
 
@@ -331,8 +319,7 @@ def _differing(before: str, after: str) -> Iterator[tuple[int, int, int, int]]:
 def said(before: str, fix: Fix, name: str) -> str:
     """A form in words, and the lines to take out and to write where they are few.
 
-    Args:
-        name: Of the file; empty where the text is not all in it: `what` names the block.
+    The file's name is empty where the text is not all in it: `what` names the block.
     """
     old, new = before.splitlines(), fix.text.splitlines()
     lines: list[str] = []
@@ -360,8 +347,7 @@ def _asked(what: str) -> str:
 def ranked(draft: Draft, guarantee: str, blocks: Collection[str]) -> list[tuple[Fix, bool]]:
     """The safe forms for a guarantee, the likeliest first, and which are about its columns.
 
-    Args:
-        blocks: Those that take part in the story; none where they are not known.
+    The blocks are those that take part in the story; none where they are not known.
     """
     mine = {*blocks, "schema", "enqueue"}  # every story begins with a job
     about = [f"{draft.jobs[role]}" for role in _ABOUT.get(guarantee, ())]

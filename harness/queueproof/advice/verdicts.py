@@ -17,12 +17,7 @@ from queueproof.run.open import open_lab
 
 
 def judge(
-    mutants: Mutants,
-    card: Card,
-    *,
-    postgres: str | None,
-    trust: bool = False,
-    profile: str,
+    mutants: Mutants, card: Card, *, postgres: str | None, trust: bool = False, profile: str
 ) -> Generator[Card]:
     """See which mutants are found by a check of the guarantees that the queue itself keeps.
 

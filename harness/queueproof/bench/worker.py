@@ -331,8 +331,7 @@ class Link(Protocol):
 
 
 def drive(
-    pairs: Sequence[tuple[Link, Generator[Any, Any, Any]]],
-    tick: Callable[[], None] = lambda: None,
+    pairs: Sequence[tuple[Link, Generator[Any, Any, Any]]], tick: Callable[[], None] = lambda: None
 ) -> list[Any]:
     """Go through steps side by side, each over its link, until all have ended; what each came to.
 

@@ -50,9 +50,7 @@ def refuse_address(address: str) -> None:
 def on_cluster(address: str, lab: Lab, tell: Callable[[str], object]) -> Iterator[Helpers]:
     """The workers of a cluster, until the end of the block; nothing of ours is left there then.
 
-    Args:
-        address: Of its scheduler: `tcp://host:port`.
-        tell: Told of a worker that was lost.
+    The address is that of its scheduler; `tell` is told of a worker that was lost.
 
     Raises:
         QueueproofError: There is no such cluster, or its workers cannot do this.

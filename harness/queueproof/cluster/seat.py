@@ -25,12 +25,8 @@ class Seat:
 
     A client holds one as a result of the cluster's, and each worker that does a unit gets a copy.
     Once the client lets go of it, whether it says so or was killed, the copies go, and with each
-    its process.
-
-    Args:
-        lent: The server that the process has one like.
-        queue: What it installs there, as pickle has it.
-        given: What else goes to it with each unit; see `done_here`.
+    its process. That has a server like the one that is lent, and installs the queue there, as
+    pickle has it; what is given goes to it with each unit, see `done_here`.
     """
 
     def __init__(self, lent: Server, queue: bytes, given: bytes) -> None:

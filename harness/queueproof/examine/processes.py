@@ -41,11 +41,9 @@ def processes(
 ) -> Iterator[ProcessPoolExecutor]:
     """Some processes; an error in the block ends what is under way.
 
-    Args:
-        server: Like which each of them has one, see `lent_server`; somebody's they share.
-        count: How many; None for two for each processor, as each waits for the server half the
-            time.
-        queue: What each of them installs when it begins, as pickle has it; see `lab_here`.
+    Each has a server like this one, see `lent_server`; somebody's they share. What each installs
+    when it begins is a queue as pickle has it, see `lab_here`. Unless counted, they are two for
+    each processor, as each waits for the server half the time.
     """
     count = count or min(2 * processors(), MOST)
     lent = server.lent() if server else None
@@ -74,19 +72,12 @@ class _Asked(Future[Any]):
 
 
 class Processes(ProcessPoolExecutor):
-    """Processes that begin in order whenever a signal comes.
-
-    Args:
-        lent: The server that each of them has one like; None for none.
-    """
+    """Processes that begin in order whenever a signal comes, each with a server like one."""
 
     def __init__(self, count: int, lent: Server | None, queue: bytes | None) -> None:
         with in_one_piece():
             super().__init__(
-                count,
-                mp_context=get_context("spawn"),
-                initializer=_begin,
-                initargs=(lent, queue),
+                count, mp_context=get_context("spawn"), initializer=_begin, initargs=(lent, queue)
             )
 
     def submit(self, *args: Any, **kwargs: Any) -> Future[Any]:  # noqa: ANN401 - as its parent's
