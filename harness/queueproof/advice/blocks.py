@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
+from itertools import combinations
 
 from queueproof.advice.clauses import Change, added, rewritten
 from queueproof.advice.forms import TWICE, Form
@@ -62,10 +63,9 @@ def _swapped(whole: Whole, _: Draft) -> Iterator[Change]:
     """Shared rows are locked in the same order by everybody."""
     reads = {"UPDATE", "INSERT", "DELETE", "SELECT", "WITH"}
     places = [place for place in whole.places if place.word in reads]
-    for at, one in enumerate(places):
-        for other in places[at + 1 :]:
-            edits = [Edit(one.span, other.text), Edit(other.span, one.text)]
-            yield Change("statements swapped", edits)
+    for one, other in combinations(places, 2):
+        edits = [Edit(one.span, other.text), Edit(other.span, one.text)]
+        yield Change("statements swapped", edits)
 
 
 def _locked_first(whole: Whole, draft: Draft) -> Iterator[Change]:

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
+from contextlib import suppress
 from difflib import unified_diff
-from itertools import chain
 from typing import NamedTuple
 
 from sqlglot.errors import SqlglotError
 
 from queueproof.advice.blocks import WHOLE
-from queueproof.advice.forms import FORMS, Form
+from queueproof.advice.clauses import Change
+from queueproof.advice.forms import FORMS
 from queueproof.advice.reading import Draft, Site, Whole
 from queueproof.errors import QueueError
 from queueproof.queues import sqltext
-from queueproof.queues.sqltree import Edit, applied
+from queueproof.queues.sqltree import applied
 
 
 class Fix(NamedTuple):
@@ -31,12 +32,11 @@ class Fix(NamedTuple):
 def fixes(draft: Draft, guarantee: str) -> list[Fix]:
     """Every safe form that differs from what stands in a file, and still takes what that takes."""
     found: dict[str, Fix] = {}
-    for what, block, edits, last in _offers(draft, guarantee):
-        text = _relisted(applied(draft.text, edits), block)
+    for block, change, last in _offers(draft, guarantee):
+        text = _relisted(applied(draft.text, change.edits), block)
         if text != draft.text and text not in found and _takes_as_much(draft, text):
             size = changed(draft.text, text)
-            name = f"{block}: {what}"
-            found[text] = Fix(name, block, text, size, last)
+            found[text] = Fix(f"{block}: {change.what}", block, text, size, last)
     return list(found.values())
 
 
@@ -47,19 +47,15 @@ def changed(before: str, after: str) -> int:
     return max(signs.count("+"), signs.count("-"))
 
 
-def _offers(draft: Draft, guarantee: str) -> Iterator[tuple[str, str, list[Edit], bool]]:
-    of_sites: Iterator[tuple[Site | Whole, int, Sequence[Form]]] = (
-        (site, site.start, FORMS) for site in draft.sites
-    )
-    of_wholes = ((whole, 0, WHOLE) for whole in draft.wholes)
-    for one, start, forms in chain(of_sites, of_wholes):
+def _offers(draft: Draft, guarantee: str) -> Iterator[tuple[str, Change, bool]]:
+    ones: list[Site | Whole] = [*draft.sites, *draft.wholes]
+    for one in ones:
+        forms, start = (FORMS, one.start) if isinstance(one, Site) else (WHOLE, 0)
         for form in (form for form in forms if form.fits(guarantee, one.block)):
-            try:
-                offered = list(form.make(one, draft))
-            except SqlglotError:  # a position that the parser did not note
-                continue
-            for what, edits, _ in offered:
-                yield what, one.block, [edit.moved(start) for edit in edits], form.last
+            with suppress(SqlglotError):  # a position that the parser did not note
+                for change in list(form.make(one, draft)):
+                    edits = [edit.moved(start) for edit in change.edits]
+                    yield one.block, change._replace(edits=edits), form.last
 
 
 def _takes_as_much(draft: Draft, text: str) -> bool:

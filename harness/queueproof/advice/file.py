@@ -43,19 +43,14 @@ class Proposal:
         self._tables = tables
         self._parents: dict[int, str] = {}
         columns = roles_of(table)
-        self._states = states_of(table, columns["status"]) if "status" in columns else States()
-        key = self._key()
-        told = [name for name, roles in _TOKENS.items() if columns.keys() & roles]
+        status = columns.get("status")
+        self._states = states_of(table, status) if status else States()
+        literals = _literals(status, self._states) if status else {}
+        token = next((name for name, roles in _TOKENS.items() if columns.keys() & roles), "")
         default = next((columns[r].default for r in ("most", "left") if r in columns), "")
         number = re.match(r"'?(\d+)", default)
-        self._jobs = Jobs(
-            table,
-            key,
-            columns,
-            _literals(columns["status"], self._states) if "status" in columns else {},
-            next(iter(told), ""),
-            (number and int(number[1])) or 3,
-        )
+        most = (number and int(number[1])) or 3
+        self._jobs = Jobs(table, self._key(), columns, literals, token, most)
         self._refuse()
         self.text = self._text(others, include)
 
@@ -79,7 +74,6 @@ class Proposal:
 
     def _text(self, others: Sequence[Table], include: str) -> str:
         jobs = self._jobs
-        values, given, guessed = self._enqueued()
         takes = ["worker"] * bool(jobs["owner"]) + ["limit"]
         takes += ["lease"] * bool(jobs["until"]) + ["queue"] * bool(jobs["queue"])
         claimed = jobs.becomes("running")
@@ -90,6 +84,7 @@ class Proposal:
         marked = jobs["status"] or jobs["is_running"]
         told = ["id", *(["worker"] if jobs["owner"] else []), *([jobs.token] if jobs.token else [])]
         return _FORM.render(
+            **self._enqueued(),  # first: it finds the parents
             jobs=jobs,
             table=jobs.table.sql,
             ours=OURS,
@@ -104,9 +99,6 @@ class Proposal:
             include=include,
             parents=list(self._parents.values()),
             index=self._index(),
-            values=values,
-            given=given,
-            guessed=guessed,
             takes=takes,
             claimed=claimed,
             ready=list(self._ready()),
@@ -118,23 +110,18 @@ class Proposal:
             state=self._state(),
         )
 
-    def _enqueued(self) -> tuple[dict[str, str], list[str], list[str]]:
+    def _enqueued(self) -> dict[str, Mapping[str, str] | Sequence[str]]:
         """The values that an enqueue writes, by columns; its parameters; the columns guessed at."""
         jobs = self._jobs
         values: dict[str, str] = {}
         given = []
         if jobs.key.needed or jobs.key.parent:
             values[jobs.key.sql] = self._filler(jobs.key, frozenset())
-        for role, parameter in (
-            ("queue", "queue"),
-            ("payload", "payload"),
-            ("priority", "priority"),
-            ("due", "delay"),
-            ("most" if jobs["attempts"] or not jobs.count else "left", "max_attempts"),
-        ):
+        most = "most" if jobs["attempts"] or not jobs.count else "left"
+        for role in ("queue", "payload", "priority", "due", most):
             if jobs[role] and (role != "most" or jobs.count):
-                values[jobs[role].sql] = self._given(role, parameter)
-                given.append(parameter)
+                given.append({"due": "delay", most: "max_attempts"}.get(role, role))
+                values[jobs[role].sql] = self._given(role, given[-1])
         status = jobs["status"]
         if status and (status.default.partition("::")[0] or "NULL") != jobs.states["queued"]:
             values[status.sql] = jobs.states["queued"]
@@ -147,7 +134,7 @@ class Proposal:
             if column.needed and column.sql not in values:
                 values[column.sql] = self._filler(column, frozenset({column.table_oid}))
                 guessed.append(column.sql)
-        return values, given, guessed
+        return {"values": values, "given": given, "guessed": guessed}
 
     def _given(self, role: str, parameter: str) -> str:
         family = self._jobs[role].family
