@@ -149,40 +149,23 @@ class Proposal:
         return f":{parameter}"
 
     def _filler(self, column: Column, seen: frozenset[int]) -> str:
-        """A value for a column that must have one and that no parameter is for."""
-        if (
-            column.parent is not None
-            and column.parent not in seen
-            and column.parent in self._tables
-        ):
-            parent = self._tables[column.parent]
-            self._parent(column.parent, parent, seen | {column.parent})
-            key = next((c.sql for c in parent.columns if c.key), parent.columns[0].sql)
-            return f"(SELECT {key} FROM {parent.sql} LIMIT 1)"
-        if not column.sample and (values := values_of(column)):
-            return values[0] if column.family == "int" else f"'{values[0]}'"
-        known = {
-            "int": "1",
-            "text": "gen_random_uuid()"
-            if column.key
-            else Literal(column.sample or "x").as_string(None),
-            "uuid": "gen_random_uuid()",
-            "json": "'{}'",
-            "bool": "false",
-            "bytea": "''",
-            "timestamptz": "now()",
-            "timestamp": "now()",
-            "date": "now()",
-            "interval": "'0'",
-        }
-        return known.get(column.family, "'0'" if column.family in _NUMBERS else "'{}'")
+        """A value for a column that must have one and that no parameter is for.
 
-    def _parent(self, oid: int, parent: Table, seen: frozenset[int]) -> None:
-        """A row that a job refers to."""
-        needed = [column for column in parent.columns if column.needed]
-        values = [self._filler(column, seen) for column in needed]
-        names = f" ({', '.join(column.sql for column in needed)}) VALUES ({', '.join(values)})"
-        self._parents[oid] = f"INSERT INTO {parent.sql}{names if needed else ' DEFAULT VALUES'};"
+        A row that it refers to is a parent.
+        """
+        if (oid := column.parent) is not None and oid in self._tables.keys() - seen:
+            parent = self._tables[oid]
+            needed = [one for one in parent.columns if one.needed]
+            values = ", ".join(self._filler(one, seen | {oid}) for one in needed)
+            row = f" ({', '.join(one.sql for one in needed)}) VALUES ({values})"
+            self._parents[oid] = f"INSERT INTO {parent.sql}{row if needed else ' DEFAULT VALUES'};"
+            key = next((one.sql for one in parent.columns if one.key), parent.columns[0].sql)
+            return f"(SELECT {key} FROM {parent.sql} LIMIT 1)"
+        if not column.sample and (listed := values_of(column)):
+            return listed[0] if column.family == "int" else f"'{listed[0]}'"
+        if column.family == "text" and not column.key:
+            return Literal(column.sample or "x").as_string(None)
+        return _FILLERS.get(column.family, "'{}'")
 
     def _ready(self) -> Iterator[str]:
         """The conditions that a claim asks of a job."""
@@ -218,17 +201,13 @@ class Proposal:
             status = f"COALESCE({status}, 'queued')"
         if cases:
             return "\n  ".join(["CASE", *cases, f"ELSE {status}"]) + "\n  END AS state"
-        if self._states.null_waits:
-            return f"{status} AS state"
-        return _called(jobs["status"], "state")
+        return f"{status} AS state" if self._states.null_waits else _called(jobs["status"], "state")
 
     def _index(self) -> str:
         """The index that the claim lacks; nothing where one has its order."""
         order = self._jobs.order()
-        leading = ", ".join(
-            order[:-1] if len(order) > 1 and order[-1] == self._jobs.key.sql else order
-        )
-        has_one = any(leading in index for index in self._table.indexes)
+        leading = order[:-1] if order[1:] and order[-1] == self._jobs.key.sql else order
+        has_one = any(", ".join(leading) in index for index in self._table.indexes)
         return self._jobs.index() if order and not has_one else ""
 
     def _given_up(self) -> list[str]:
@@ -238,7 +217,7 @@ class Proposal:
 
     def _named(self) -> dict[str, str]:
         """The states that have a name of their own, as TOML has it, and what each stands for."""
-        named = {**{v: k for k, v in self._states.names.items()}, **self._states.also}
+        named = {v: k for k, v in self._states.names.items()} | self._states.also
         return {
             value if re.fullmatch(r"[\w-]+", value, re.ASCII) else f"'{value}'": state
             for value, state in named.items()
@@ -253,7 +232,14 @@ _VAGUE = (
     "|channel|expires_at|vt|started_at|scheduled_at|processed_at|failures|.*retr.*|eta"
     "|(failure|error|err)s?_count"
 )
-_NUMBERS = {"numeric", "float4", "float8", "money", "oid"}
+_FILLERS = {
+    "int": "1",
+    "bool": "false",
+    "bytea": "''",
+    **dict.fromkeys(("text", "uuid"), "gen_random_uuid()"),
+    **dict.fromkeys(("timestamptz", "timestamp", "date"), "now()"),
+    **dict.fromkeys(("interval", "numeric", "float4", "float8", "money", "oid"), "'0'"),
+}
 
 
 def _commented(told: str) -> str:
