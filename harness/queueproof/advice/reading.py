@@ -62,22 +62,20 @@ class Site:
         """The text of a node, as it stands in the file."""
         return self.parsed.source(self.parsed.span(node))
 
-    def changes(self, table: str) -> Iterator[exp.Expr]:
+    def changes(self, table: str) -> list[exp.Expr]:
         """The UPDATEs and DELETEs of a table."""
-        for node in self.parsed.tree.find_all(exp.Update, exp.Delete):
-            if is_of(node, table):
-                yield node
+        nodes = self.parsed.tree.find_all(exp.Update, exp.Delete)
+        return [node for node in nodes if is_of(node, table)]
 
-    def reads(self, table: str) -> Iterator[exp.Select]:
+    def reads(self, table: str) -> list[exp.Expr]:
         """The queries of a table."""
-        for node in self.parsed.tree.find_all(exp.Select):
-            from_ = node.args.get("from_")
-            if from_ is not None and from_.this.name == table:
-                yield node
+        nodes = self.parsed.tree.find_all(exp.Select)
+        sources = ((node, node.args.get("from_")) for node in nodes)
+        return [node for node, source in sources if source and source.this.name == table]
 
     def both(self, table: str) -> list[exp.Expr]:
         """The nodes that change a table, and then those that read it."""
-        return [*self.changes(table), *self.reads(table)]
+        return self.changes(table) + self.reads(table)
 
     def where(self, node: exp.Expr) -> list[exp.Expr]:
         """The conditions of a query that all must hold."""

@@ -12,7 +12,7 @@ import heapq
 import os
 import re
 from collections import Counter
-from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
 from difflib import SequenceMatcher, unified_diff
@@ -333,15 +333,10 @@ def said(before: str, fix: Fix, name: str) -> str:
     few = len(lines) <= SHORT
     shown = "\n".join([".", "", "```diff", *lines, "```", "", ""]) if few else ". "
     place = f" ({name}:{first_line(before, fix.text)})" if name else ""
-    return f"{_asked(fix.what)}{place}{shown}{TRIED}"
-
-
-def _asked(what: str) -> str:
-    """The name of a form as what to do, where it has a verb for that."""
-    parts = what.split(". ")
+    asked = fix.what.split(". ")
     for pattern, told in _TO_DO.items():
-        parts = [re.sub(pattern, told, part) for part in parts]
-    return ". ".join(parts)
+        asked = [re.sub(pattern, told, one) for one in asked]
+    return f"{'. '.join(asked)}{place}{shown}{TRIED}"
 
 
 def ranked(draft: Draft, guarantee: str, blocks: Collection[str]) -> list[tuple[Fix, bool]]:
@@ -391,7 +386,7 @@ class _Search:
     progress: Callable[[str, float | None], None]
     tried: int = 0
     _pool: ProcessPoolExecutor = field(init=False)
-    _stories: dict[str, list[str]] = field(default_factory=dict)  # tokens by guarantee
+    _stories: dict[str, list[str]] = field(default_factory=dict)  # tokens by broken guarantee
     _lost_since: list[str] = field(default_factory=list)  # tokens of what a whole check broke
     _learnt: list[str] = field(default_factory=list)  # tokens by which candidates were refused
     _refused: set[str] = field(default_factory=set)  # texts, by the check of everything
@@ -399,79 +394,67 @@ class _Search:
     _tries: Tries = field(init=False)
     _again: str = ""  # why it begins once more
     _spoilt: dict[str, str] = field(default_factory=dict)  # by guarantee, why what mends it is none
-    _so_far: str = ""  # how many guarantees are mended, and which
+    _text: str = ""  # so far, with what mends ...
+    _done: list[str] = field(default_factory=list)  # ... these guarantees
+    _what: tuple[str, ...] = ()
+    _left: dict[str, str] = field(default_factory=dict)  # by guarantee, why nothing mends it
 
     def mended(self) -> Generator[Mended | None]:
         """Mend one guarantee after the other, and check what came of it by everything."""
         broken = [one for one in self.card.guarantees if one.verdict == "broken"]
-        broken.sort(key=_first)
-        for judgement in broken:
+        for judgement in sorted(broken, key=_first):
             self._stories[judgement.id] = [s.replay for s in judgement.stories if s.replay]
         for _ in range(AGAIN):
+            self._text, self._done, self._what, self._left = self.original, [], (), {}
             # They are ended before a check has some of its own.
             with processes(self.server, min(2 * self.jobs, PROCESSES)) as self._pool:
-                text, what, done, left = yield from self._one_by_one([one.id for one in broken])
-            card = self._checked(text) if done else None
-            lost = self._lost(card, done) if card else []
+                yield from self._one_by_one()
+            card = self._checked(self._text) if self._done else None
+            lost = self._lost(card) if card else []
             if not lost:
-                yield self._mended(text, what, done, left, card)
+                yield self._mended(self._left, card)
                 return
-            self._refused.add(text)
+            self._refused.add(self._text)
             told = ", ".join(lost)
             self._again = f"what was found breaks {told}, so once more: "
-            self._spoilt |= dict.fromkeys(done, f"what mends it breaks {told} in a whole check")
+            why = f"what mends it breaks {told} in a whole check"
+            self._spoilt |= dict.fromkeys(self._done, why)
             yield None
-        yield self._mended(self.original, (), (), left | self._spoilt)
+        self._text, self._done, self._what = self.original, [], ()
+        yield self._mended(self._left | self._spoilt)
 
-    def _mended(
-        self,
-        text: str,
-        what: Sequence[str],
-        done: Sequence[str],
-        left: Mapping[str, str],
-        card: Card | None = None,
-    ) -> Mended:
-        diff = as_diff(self.original, text, self.path)
-        lines = changed(self.original, text)
-        return Mended(diff, what, lines, tuple(done), dict(left), self.tried, card)
+    def _mended(self, left: dict[str, str], card: Card | None = None) -> Mended:
+        diff = as_diff(self.original, self._text, self.path)
+        lines = changed(self.original, self._text)
+        return Mended(diff, self._what, lines, tuple(self._done), left, self.tried, card)
 
-    def _one_by_one(
-        self, broken: Sequence[str]
-    ) -> Generator[Mended, None, tuple[str, tuple[str, ...], list[str], dict[str, str]]]:
-        text = self.original
-        what: tuple[str, ...] = ()
-        done: list[str] = []
-        left: dict[str, str] = {}
-        for name in broken:
+    def _one_by_one(self) -> Generator[Mended]:
+        broken = list(self._stories)
+        for at, name in enumerate(broken):
             self._tries = Tries(name)
-            named = f" ({', '.join(done)})" if done else ""
-            self._so_far = f"{len(done)} of {len(broken)} mended{named}"
             self._tell()
             before = self.tried
-            found = next(self._found(text, name, done), None)
+            found = next(self._found(name), None)
             if found is None:
                 tries = self.tried - before
                 told = f"none of {counted(tries, 'candidates')} mends it"
                 if self._tries.instead:
                     told += f"; some break {', '.join(self._tries.instead)} instead"
-                left[name] = self._spoilt.get(name) or (told if tries else "no safe form fits")
+                told = told if tries else "no safe form fits"
+                self._left[name] = self._spoilt.get(name, told)
                 continue
-            text, what = found.text, (*what, *found.what)
-            done.append(name)
-            rest = broken[broken.index(name) + 1 :]
-            stopped = dict.fromkeys(rest, "the search was interrupted before anything mended it")
-            yield self._mended(text, what, done, left | stopped)
-        self._so_far = f"{len(done)} of {len(broken)} mended ({', '.join(done)})"
-        return text, what, done, left
+            self._text, self._what = found.text, (*self._what, *found.what)
+            self._done.append(name)
+            why = "the search was interrupted before anything mended it"
+            yield self._mended(self._left | dict.fromkeys(broken[at + 1 :], why))
 
-    def _found(self, text: str, name: str, done: Sequence[str]) -> Iterator[Variant]:
+    def _found(self, name: str) -> Iterator[Variant]:
         """The candidates that mend a guarantee, the smallest first."""
-        stories = tuple(token for one in (*done, name) for token in self._stories.get(one, ()))
+        text, wanted = self._text, (*self._done, name)
+        stories = tuple(token for one in wanted for token in self._stories[one])
         stories += tuple(self._lost_since)
-        wanted = (*done, name)
-        begin = self._outcomes(
-            [text], Goal(stories, () if stories else wanted, self._others(wanted))
-        )[0]
+        goal = Goal(stories, () if stories else wanted, self._others(wanted))
+        begin = self._outcomes([text], goal)[0]
         if not begin.stories and text not in self._refused:
             whole = self._outcomes([text], Goal((), wanted))[0]
             if whole.is_sound:
@@ -514,9 +497,8 @@ class _Search:
         new = [fix for fix in fits if fix.text not in seen]
         seen.update(fix.text for fix in new)
         new = new[: budget - self.tried]
-        told = self._outcomes(
-            [fix.text for fix in new], Goal(stories, (), self._others(wanted)), each=self._tried
-        )
+        goal = Goal(stories, (), self._others(wanted))
+        told = self._outcomes([fix.text for fix in new], goal, each=self._tried)
         self.tried += len(new)
         left = [fix for fix, outcome in zip(new, told, strict=True) if outcome.is_sound]
         self._tries.passed += len(left)
@@ -524,18 +506,14 @@ class _Search:
         for at in range(0, len(left), AT_ONCE):
             some = left[at : at + AT_ONCE]
             known = [token for token in self._learnt if decode_token(token)[1] in wanted]
-            outcomes = self._outcomes(
-                [fix.text for fix in some], Goal((), wanted), known, self._examined
-            )
-            self._learnt += (
-                one.token for one in outcomes if one.token and one.token not in self._learnt
-            )
+            texts = [fix.text for fix in some]
+            outcomes = self._outcomes(texts, Goal((), wanted), known, self._examined)
+            self._learnt += (o.token for o in outcomes if o.token and o.token not in self._learnt)
             yield from zip(some, outcomes, strict=True)
 
     def _others(self, wanted: Sequence[str]) -> tuple[str, ...]:
         """The guarantees that are broken besides, and not asked for yet."""
-        broken = (one.id for one in self.card.guarantees if one.verdict == "broken")
-        return tuple(name for name in broken if name not in wanted)
+        return tuple(name for name in self._stories if name not in wanted)
 
     def _tried(self) -> None:
         self._tries.tried += 1
@@ -545,8 +523,10 @@ class _Search:
         self._tries.checked += 1
         self._tell()
 
-    def _tell(self) -> None:
-        self.progress(f"{self._again}{self._so_far}; {self._tries}", None)
+    def _tell(self, doing: str = "", done: float | None = None) -> None:
+        mended = f"{len(self._done)} of {len(self._stories)} mended"
+        named = f" ({', '.join(self._done)})" if self._done else ""
+        self.progress(f"{self._again}{mended}{named}; {doing or self._tries}", done)
 
     def _outcomes(
         self,
@@ -565,11 +545,7 @@ class _Search:
 
     def _checked(self, text: str, name: str | None = None) -> Card:
         """A text checked by everything, or by one guarantee."""
-
-        def tell(what: str, done: float | None) -> None:
-            doing = f"all checks on the mended queue: {what}"
-            self.progress(f"{self._again}{self._so_far}; {doing}", done)
-
+        doing = "all checks on the mended queue: "
         with open_lab(load_text(text, self.path), self.server) as lab:
             return check_queue(
                 lab,
@@ -577,16 +553,16 @@ class _Search:
                 seed=self.card.seed,
                 profile=self.profile,
                 jobs=self.jobs,
-                progress=tell,
+                progress=lambda what, done: self._tell(doing + what, done),
             )
 
-    def _lost(self, card: Card, done: Sequence[str]) -> list[str]:
+    def _lost(self, card: Card) -> list[str]:
         """The guarantees that are not as they should be, once all of them were asked."""
         before = {one.id: one.verdict for one in self.card.guarantees}
         lost: list[Judgement] = []
         for one in card.guarantees:
             was = before.get(one.id)
-            if one.id in done or was == "holds":
+            if one.id in self._done or was == "holds":
                 fails = one.verdict not in {"holds", "accepted"}
             else:
                 fails = one.verdict == "broken" != was
