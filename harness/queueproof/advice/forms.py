@@ -565,16 +565,6 @@ def _dropped(site: Site, draft: Draft) -> Iterator[Change]:
     yield from (change for change in conditions(site.parsed) if not plain.search(change.what))
 
 
-def _kept(site: Site, _: Draft) -> Iterator[Change]:
-    """An assignment less."""
-    yield from assignments(site.parsed)
-
-
-def _turned(site: Site, _: Draft) -> Iterator[Change]:
-    """A comparison the other way."""
-    yield from comparisons(site.parsed)
-
-
 class Form(NamedTuple):
     """A safe form."""
 
@@ -628,13 +618,13 @@ FORMS: Sequence[Form] = (
         last=True,
     ),
     Form(
-        _kept,
+        lambda site, _: assignments(site.parsed),
         "backoff retry-bound retry-given final-state fencing stale-recovery",
         "recover fail heartbeat",  # what may put a job back, or keep it
         last=True,
     ),
     Form(
-        _turned,
+        lambda site, _: comparisons(site.parsed),
         "no-lost-job retry-bound retry-given not-early live-lease",
         "cleanup claim recover",
         last=True,

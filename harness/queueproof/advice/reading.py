@@ -71,7 +71,7 @@ class Site:
         """The queries of a table."""
         nodes = self.parsed.tree.find_all(exp.Select)
         sources = ((node, node.args.get("from_")) for node in nodes)
-        return [node for node, source in sources if source and source.this.name == table]
+        return [node for node, one in sources if one is not None and one.this.name == table]
 
     def both(self, table: str) -> list[exp.Expr]:
         """The nodes that change a table, and then those that read it."""
@@ -127,11 +127,8 @@ class Draft:
     def _caller(self, function: str) -> str:
         name = function.rpartition(".")[2].strip('"').lower()
         for block in self.queue.blocks.values():
-            if block.name != "schema" and any(
-                token.name == name
-                for statement in block.statements
-                for token in sqltext.tokens(statement.text)
-            ):
+            tokens = (one for s in block.statements for one in sqltext.tokens(s.text))
+            if block.name != "schema" and any(one.name == name for one in tokens):
                 return block.name
         return "schema"
 
@@ -170,9 +167,8 @@ class Draft:
             counts = isinstance(less.this, exp.Column) and less.this.name == found.get("attempts")
             if counts and bound is not None:
                 found.setdefault("most", bound.name)
-        for role, name in (("attempts", self._counted_later()), ("due", self._awaited())):
-            if name:
-                found.setdefault(role, name)
+        for role, name in self._failed():
+            found.setdefault(role, name)
         if "left" in found and found["left"] == found.get("most"):
             del found["most"]  # what is counted down is no bound
         found |= self._leased(found.get("due", ""))
@@ -208,20 +204,15 @@ class Draft:
         beaten = next((name for name in beats if not re.search(r"updated|seen", name)), "")
         return {"since": beaten} if beaten not in {"", due} else {}
 
-    def _counted_later(self) -> str:
-        """The count of attempts that `fail` or the recovery raises, and the claim does not."""
+    def _failed(self) -> Iterator[tuple[str, str]]:
+        """A count that `fail` or the recovery raises, and a time to come that `fail` sets."""
         for name, value in self.written("fail", "recover"):
-            for add in value.find_all(exp.Add):
-                if add.this.name == name and add.expression.is_int:
-                    return name
-        return ""
-
-    def _awaited(self) -> str:
-        """The column that `fail` sets to a time to come."""
+            adds = value.find_all(exp.Add)
+            if any(add.this.name == name and add.expression.is_int for add in adds):
+                yield "attempts", name
         for name, value in self.written("fail"):
             if value.find(*_NOW) and value.find(exp.Interval):
-                return name
-        return ""
+                yield "due", name
 
     @cached_property
     def failing(self) -> dict[str, str]:
@@ -263,11 +254,9 @@ class Draft:
     @cached_property
     def types(self) -> dict[str, str]:
         """The columns' types by their names; of two tables' columns of one name, the first's."""
-        found: dict[str, str] = {}
-        for statement in self.queue.blocks["schema"].statements:
-            for name, kind in _COLUMN.findall(statement.text):
-                found.setdefault(name, _SERIAL.get(kind.lower(), kind))
-        return found
+        statements = self.queue.blocks["schema"].statements
+        found = [pair for one in statements for pair in _COLUMN.findall(one.text)]
+        return {name: _SERIAL.get(kind.lower(), kind) for name, kind in reversed(found)}
 
     def _states(self, status: str) -> dict[str, str]:
         """The literals of the states in SQL, but of the running one."""

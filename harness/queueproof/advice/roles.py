@@ -75,15 +75,13 @@ def _role(meaning: str, types: str, names: str, weight: int = 1) -> Role:
 ROLES: Mapping[str, Role] = {
     role: _role(names=_KNOWN["names"][role], **told) for role, told in _KNOWN["roles"].items()
 }
-_STATES: Mapping[str, Sequence[str]] = {
-    state: names.split() for state, names in _KNOWN["states"].items()
-}
+_STATES: Mapping[str, list[str]] = {s: names.split() for s, names in _KNOWN["states"].items()}
 _SURE = "lock|lease|claim"  # of two that tell since when, the one that says whose it is
 _EPOCH = re.compile(r"_(at|until|till|from|after|before|on)$")  # a number that is a time
 _UNIT = re.compile(r"_(ms|millis|epoch|unix|ts)$")
 _LOCKS = {"status", "since", "until", "owner", "is_running"}
 _JOBS = re.compile(
-    r"(^|_)(jobs?|tasks?|queues?|outbox|work|works|messages?|events?|deliver(y|ies))(_|$)"
+    r"(^|_)(jobs?|tasks?|queues?|outbox|works?|messages?|events?|deliver(y|ies))(_|$)"
 )
 ENOUGH = 7  # of a table's score: a status and a lock, and one thing more
 _USUAL = {state: state for state in _STATES} | {"queued": "pending", "running": "processing"}
@@ -105,9 +103,7 @@ def roles_of(table: Table) -> dict[str, Column]:
             short = _UNIT.sub("", spelled)
             if family == "int" and _EPOCH.search(short):
                 spelled, family = short, "epoch"
-            named = re.fullmatch(known.names, spelled) or re.fullmatch(
-                known.names, prefix.sub("", spelled)
-            )
+            named = any(re.fullmatch(known.names, s) for s in (spelled, prefix.sub("", spelled)))
             free = column.name not in taken and column.parent is None and not column.key
             if named and free and family in known.types.split():
                 found.setdefault(role, replace(column, family=family))
@@ -120,10 +116,9 @@ def roles_of(table: Table) -> dict[str, Column]:
 def _by_its_values(table: Table, taken: Collection[str]) -> Column | None:
     """The column whose values are states, whatever it is called."""
     for column in table.columns:
-        if column.name not in taken and column.family in {"enum", "text"}:
-            states = set(filter(None, map(_state_of, values_of(column))))
-            if {"running", "completed"} <= states:
-                return column
+        free = column.name not in taken and column.family in {"enum", "text"}
+        if free and {"running", "completed"} <= set(map(_state_of, values_of(column))):
+            return column
     return None
 
 
@@ -147,9 +142,7 @@ def choose(tables: Iterable[Table], name: str | None) -> tuple[Table, list[Table
         if not meant:
             raise QueueproofError(f"--table {name}: there is no such table; there are: {known}")
         return meant[0], []
-    likely = [
-        table for table in ranked if score(table) >= ENOUGH and roles_of(table).keys() & _LOCKS
-    ]
+    likely = [one for one in ranked if score(one) >= ENOUGH and roles_of(one).keys() & _LOCKS]
     if not likely:
         raise QueueproofError(
             "no table looks like one of jobs, with columns such as status, locked_at, attempts,"
