@@ -129,11 +129,8 @@ class _Cluster(Helpers):
     def __init__(
         self, client: Client, address: str, lab: Lab, tell: Callable[[str], object]
     ) -> None:
-        self._client = client
+        self._client, self._address, self._lab, self._tell = client, address, lab, tell
         self._executor = client.get_executor(pure=False, retries=TIMES - 1)
-        self._address = address
-        self._lab = lab
-        self._tell = tell
         self._workers: set[str] = set()  # those who were there a moment ago
         self._looked = -math.inf
         self._look()
@@ -151,11 +148,7 @@ class _Cluster(Helpers):
         return asked
 
     def result(self, future: Future[Any]) -> Done:
-        """See `Helpers.result`: another process has done it where the first was lost.
-
-        Raises:
-            QueueproofError: The cluster does not do it.
-        """
+        """See `Helpers.result`: another process has done it where the first was lost."""
         ends(future, math.inf, self._look)
         try:
             worker, told = future.result()
@@ -177,9 +170,8 @@ class _Cluster(Helpers):
     def _look(self) -> None:
         """See now and then who works there; an error where nobody does, and nobody joins."""
         if time.monotonic() > self._looked + LOOK:
-            waits.until(
-                self.someone_works, JOIN, f"a worker to join the cluster of {self._address}"
-            )
+            what = f"a worker to join the cluster of {self._address}"
+            waits.until(self.someone_works, JOIN, what)
             self._looked = time.monotonic()
 
     def someone_works(self) -> bool:
@@ -257,14 +249,12 @@ def _shipped(queue: Queue, what: object) -> bytes:
     for module in modules:
         cloudpickle.register_pickle_by_value(module)
     try:
-        sent: bytes = cloudpickle.dumps(what)
+        return bytes(cloudpickle.dumps(what))
     except Exception as error:
         raise QueueproofError(
             f"{queue.name} cannot be sent to the cluster's workers: {error}. Its module holds"
             " something that stays in this process; check it with --jobs N."
         ) from error
-    else:
-        return sent
     finally:
         for module in modules:
             cloudpickle.unregister_pickle_by_value(module)

@@ -62,5 +62,4 @@ def _done(given: bytes, unit: bytes) -> bytes:
     except Exception as error:  # noqa: BLE001 - whatever it is, the client raises it
         error.add_note("".join(traceback.format_exception(error)))
         found = error
-    told: bytes = cloudpickle.dumps(found)
-    return told
+    return bytes(cloudpickle.dumps(found))

@@ -46,8 +46,7 @@ def processes(
     each processor, as each waits for the server half the time.
     """
     count = count or min(2 * processors(), MOST)
-    lent = server.lent() if server else None
-    pool = Processes(count, lent, queue)
+    pool = Processes(count, server.lent() if server else None, queue)
     try:
         for _ in range(count):
             pool.submit(os.getpid)  # they begin now
@@ -60,7 +59,10 @@ def processes(
         raise
     finally:
         pool.shutdown(wait=False, cancel_futures=True)
-        _wait_for_all()
+        with suppress(waits.LimitError):  # one may still work on what nobody needs
+            waits.until(lambda: not active_children(), END, "processes that judge to end")
+        for child in active_children():
+            child.kill()  # a frozen one would not hear of anything less
 
 
 class _Asked(Future[Any]):
@@ -91,14 +93,6 @@ class Processes(ProcessPoolExecutor):
         """End them at once, whatever they are at: what they began goes with them."""
         for process in [*(self._processes or {}).values()]:
             process.kill()
-
-
-def _wait_for_all() -> None:
-    """Wait until the processes have ended; end one that still works on what nobody needs."""
-    with suppress(waits.LimitError):
-        waits.until(lambda: not active_children(), END, "processes that judge to end")
-    for child in active_children():
-        child.kill()  # a frozen one would not hear of anything less
 
 
 def lent_server() -> Server:
