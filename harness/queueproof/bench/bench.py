@@ -105,11 +105,7 @@ def groups(
     workers: Sequence[int] = (1, 4),
     holds: Sequence[float] = (0.0,),
 ) -> list[Group]:
-    """Every queue with every batch size, number of workers and hold, in seconds.
-
-    Raises:
-        QueueError: A queue cannot be measured; the message says why.
-    """
+    """Every queue that `refuse` lets pass with each batch size, number of workers and hold (s)."""
     checked = tuple(refuse(queue) for queue in queues)
     return [Group(Shape(b, w, h), checked) for w, b, h in product(workers, batches, holds)]
 

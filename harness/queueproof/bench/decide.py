@@ -46,18 +46,14 @@ class Rule:
     """After how many rounds of one comparison to look at them (`looks`), and when to stop."""
 
     def __init__(self, rounds: int = ROUNDS, *, seed: int = 0) -> None:
-        """Plan the looks at so many rounds, at most; the seed is of the bootstrap.
-
-        Raises:
-            BenchError: So few rounds show nothing, whatever comes out.
-        """
+        """Plan the looks at so many rounds, at most; a BenchError says that they are too few."""
         if rounds < LEAST:
             raise BenchError(
                 f"{rounds} rounds: a comparison needs {LEAST}; with fewer, chance alone could put"
                 " one queue ahead in all of them"
             )
         self.looks = tuple(sorted({max(LEAST, round(share * rounds)) for share in LOOKS}))
-        self._seed = seed
+        self._seed = seed  # of the bootstrap
         self._taken = 0
 
     def look(self, ratios: Sequence[float], *, last: bool = False) -> Finding | None:

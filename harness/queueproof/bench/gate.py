@@ -42,11 +42,7 @@ class Condition:
 
     @classmethod
     def of(cls, text: str) -> Condition:
-        """Read `COUNTER > NUMBER`, `COUNTER > FILE` or `COUNTER > NUMBER * FILE`.
-
-        Raises:
-            BenchError: It is none, names no counter, or its file is no benchmark with counters.
-        """
+        """Read `COUNTER > NUMBER`, `COUNTER > FILE` or `COUNTER > NUMBER * FILE`; or BenchError."""
         found = _CONDITION.fullmatch(text)
         if found is None:
             raise BenchError(

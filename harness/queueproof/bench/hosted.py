@@ -20,7 +20,7 @@ from queueproof import waits
 from queueproof.bench.load import RETRYABLE, completes_many, of_size
 from queueproof.bench.measured import Shape
 from queueproof.bench.session import processor_seconds
-from queueproof.bench.worker import NAME, Tally, Worker, drive
+from queueproof.bench.worker import NAME, Link, Tally, Worker, drive
 from queueproof.errors import QueueError, ServerError
 from queueproof.queues.worker import Json, WorkerClaim, WorkerError, WorkerProcess, WorkerQueue
 
@@ -39,8 +39,7 @@ class HostedWorkers:
     def __init__(self, queue: WorkerQueue, conninfo: str, shape: Shape) -> None:
         """Install the queue in an empty database.
 
-        Raises:
-            QueueError: A worker does not begin, or the queue lacks what a load needs.
+        A QueueError says that a worker does not begin, or that the queue lacks what a load needs.
         """
         self.message = 0.0  # seconds that a message costs in which the worker has nothing to do
         self._queue = queue
@@ -79,7 +78,7 @@ class HostedWorkers:
         def begin() -> Steps:
             self._queue.described_by((yield init))
 
-        drive([(_Link(process), begin()) for process in processes])
+        drive([(_link(process), begin()) for process in processes])
         return processes
 
     def _install(self) -> None:
@@ -118,16 +117,13 @@ class HostedWorkers:
         init = self._queue.request("init", dsn=lazy, queue="default")
         with ExitStack() as stack:
             fillers = self._started(stack, FILLERS, init)
-            drive([(_Link(process), put()) for process in fillers])
+            drive([(_link(process), put()) for process in fillers])
             if "promote" in self._queue.offers:
                 request = self._queue.request("promote")
                 self._read("promote", request, fillers[0].ask(request, waits.BULK))
 
     def work(self, seconds: float, tick: Callable[[], None]) -> tuple[float, list[Tally]]:
-        """Claim and complete until all jobs are done or the time is up, and end the workers.
-
-        Else as `Pool.work`.
-        """
+        """Claim and complete, and end the workers; else as `Pool.work`."""
         accepted = [0] * len(self._processes)
         workers = [
             HostedWorker(self._queue, self._shape.batch, number, len(self.ids), accepted)
@@ -136,7 +132,7 @@ class HostedWorkers:
         used = [processor_seconds(process.pid) or 0.0 for process in self._processes]
         began = time.monotonic()
         pairs = zip(self._processes, workers, strict=True)
-        tallies = drive([(_Link(p), one.work(began + seconds)) for p, one in pairs], tick)
+        tallies = drive([(_link(p), one.work(began + seconds)) for p, one in pairs], tick)
         for tally, process, before in zip(tallies, self._processes, used, strict=True):
             tally.worker_cpu = (processor_seconds(process.pid) or 0.0) - before
         self.close()
@@ -159,20 +155,13 @@ class HostedWorkers:
         return {row.id.encode(): row.state.encode() for row in rows}
 
 
-class _Link:
-    """A process that is asked; it is closed by whoever has started it."""
+def _link(process: WorkerProcess) -> Link:
+    def receive() -> Json | None:
+        process.receive()
+        process.check()
+        return None if process.answer is None else process.take()
 
-    def __init__(self, process: WorkerProcess) -> None:
-        self._process = process
-        self.send = process.send
-
-    def fileno(self) -> int:
-        return self._process.stdout
-
-    def receive(self) -> Json | None:
-        self._process.receive()
-        self._process.check()
-        return None if self._process.answer is None else self._process.take()
+    return Link(process.stdout, process.send, receive)
 
 
 class HostedWorker(Worker):

@@ -292,10 +292,7 @@ def fill(
 ) -> tuple[Load, list[bytes]]:
     """Install a queue in an empty schema and put jobs in; what was compiled, and the jobs' ids.
 
-    A job's payload has so many bytes at least.
-
-    Raises:
-        QueueError: The server rejected the schema, or as `compile_queue`.
+    A job's payload has so many bytes at least. Errors are those of `compile_queue`.
     """
     for statement in queue.blocks["schema"].statements:
         try:

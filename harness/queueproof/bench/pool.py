@@ -27,7 +27,7 @@ Answer: TypeAlias = list[Tally] | str | None  # what its workers did, what went 
 
 
 class WorkerLostError(QueueproofError):
-    """A worker process died or did not answer in time."""
+    """A worker process died or did not answer in time; whatever asks one raises it."""
 
 
 class Pool:
@@ -60,11 +60,7 @@ class Pool:
             raise
 
     def prepare(self, conninfo: str, load: Load, workers: int) -> None:
-        """Let so many workers connect and prepare their statements; they then wait for `work`.
-
-        Raises:
-            WorkerLostError: A worker died or did not answer.
-        """
+        """Let so many workers connect and prepare their statements; they then wait for `work`."""
         self._conninfo, self._load = conninfo, load
         for number in range(len(self._accepted)):
             self._accepted[number] = 0
@@ -85,9 +81,6 @@ class Pool:
 
         Returns:
             When the measurement began, by `time.monotonic`, and what each did.
-
-        Raises:
-            WorkerLostError: A worker died or did not answer.
         """
         warm_up = self._load.warm_up
         began = time.monotonic() + warm_up

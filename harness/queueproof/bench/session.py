@@ -96,8 +96,7 @@ class LoadSession:
     def __init__(self, conninfo: str, setup: bytes, retry_on: frozenset[str] = frozenset()) -> None:
         """Connect, and begin with some SQL; SQLSTATEs in `retry_on` raise Retryable.
 
-        Raises:
-            RejectedError: The server does not let us in, or rejects the setup.
+        A RejectedError says that the server does not let us in, or rejects the setup.
         """
         try:
             self.pgconn = waits.connect(conninfo)
@@ -111,10 +110,6 @@ class LoadSession:
     def close(self) -> None:
         """Close the connection."""
         self.pgconn.finish()
-
-    def fileno(self) -> int:
-        """The socket, on which answers come."""
-        return self.pgconn.socket
 
     def send(self, asked: Asked) -> None:
         """Ask, and wait for no answer."""
@@ -179,15 +174,13 @@ class LoadSession:
     def steps(self, script: Script, known: Known) -> Steps[tuple[PGresult | None, int]]:
         """Go through a script, by the rules for blocks of several statements.
 
-        Arrays of earlier steps are added to the parameters that are known.
+        Arrays of earlier steps are added to the parameters that are known. After an error that
+        means "nothing this time" the transaction is rolled back, and Retryable raised.
 
         Returns:
             The answer with the last columns, None where there is none or a step without rows cut
             the block short; and the rows affected by the last statement that changed data, where
             the script counts them.
-
-        Raises:
-            Retryable: An error that means "nothing this time"; the transaction is rolled back.
         """
         answer: PGresult | None = None
         changed = 0
@@ -228,8 +221,7 @@ class LoadSession:
     def check(self, result: PGresult, where: str = "") -> None:
         """Raise for an answer that is an error, whose message says where in the queue file.
 
-        Raises:
-            Retryable: It means "nothing this time"; an open transaction is to be rolled back.
+        Retryable means "nothing this time"; an open transaction is to be rolled back.
         """
         if result.status in {_DONE, _ROWS}:
             return

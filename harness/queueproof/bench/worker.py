@@ -18,7 +18,7 @@ from collections.abc import Callable, Generator, Mapping, MutableSequence, Seque
 from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
-from typing import Any, NamedTuple, Protocol, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import psycopg
 from psycopg import pq
@@ -322,12 +322,12 @@ def _as_arrays(columns: Sequence[Field], jobs: Jobs) -> Known:
     return {column.name: column.array_of(texts) for column, texts in pairs}
 
 
-class Link(Protocol):
-    """The link over which somebody is asked, as `LoadSession` is one."""
+class Link(NamedTuple):
+    """The link over which somebody is asked."""
 
-    fileno: Callable[[], int]
+    descriptor: int  # on which answers come
     send: Callable[[Any], None]
-    receive: Callable[[], Any]
+    receive: Callable[[], Any]  # None where not all of the answer is there yet
 
 
 def drive(
@@ -335,10 +335,8 @@ def drive(
 ) -> list[Any]:
     """Go through steps side by side, each over its link, until all have ended; what each came to.
 
-    `tick` is called again and again meanwhile.
-
-    Raises:
-        QueueError: Nobody answers for so long as a statement may take.
+    `tick` is called again and again meanwhile. Where nobody answers for so long as a statement may
+    take, that is a QueueError.
     """
     ended: dict[int, Any] = {}
     pauses: list[tuple[float, int]] = []  # when they end, and whose they are
@@ -356,7 +354,7 @@ def drive(
             heapq.heappush(pauses, (time.monotonic() + asked, number))
         else:
             link.send(asked)
-            due[link.fileno()] = number
+            due[link.descriptor] = number
 
     for number in range(len(pairs)):
         go_on(number, None)
@@ -423,6 +421,6 @@ def _obey(pipe: Connection, order: Order, accepted: MutableSequence[int]) -> Non
         if len(pairs) == 1:
             tallies = [session.perform(steps, blocking=True) for session, steps in pairs]
         else:
-            tallies = drive(pairs)
+            tallies = drive([(Link(s.pgconn.socket, s.send, s.receive), of) for s, of in pairs])
         tallies[0].worker_cpu = time.process_time() - before
         pipe.send(tallies)
