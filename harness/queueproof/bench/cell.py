@@ -203,7 +203,11 @@ class Prepared:
         """
         before = counters.Totals.read(self._admin)
         self._released, self._tallies = self._workers.work(seconds, self._sample)
-        counters.all_handed_over(self._admin)
+
+        def all_handed_over() -> bool:  # which sessions do where they end
+            return self._admin.execute(ASKED["others"]).fetchone() == (0,)
+
+        waits.until(all_handed_over, waits.GONE, "the workers' sessions to end")
         self._cost = counters.Totals.read(self._admin).since(before)
 
     def _sample(self) -> None:

@@ -18,7 +18,6 @@ from typing import Any, NamedTuple, Self
 import psycopg
 from psycopg import pq, sql
 
-from queueproof import waits
 from queueproof.bench.load import promote
 from queueproof.bench.session import LoadSession
 from queueproof.bench.worker import PATIENCE, Jobs, Load, SqlWorker
@@ -69,15 +68,6 @@ class Totals(NamedTuple):
 
 
 NOTHING = Totals(0, 0, 0, 0, 0)
-
-
-def all_handed_over(admin: psycopg.Connection[Any]) -> None:
-    """Wait until the workers' sessions have ended, and with that handed over what they counted."""
-
-    def alone() -> bool:
-        return admin.execute(ASKED["others"]).fetchone() == (0,)
-
-    waits.until(alone, waits.GONE, "the workers' sessions to end")
 
 
 class Alone:

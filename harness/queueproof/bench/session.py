@@ -231,6 +231,16 @@ class LoadSession:
         message = result.error_field(pq.DiagnosticField.MESSAGE_PRIMARY) or b"the connection broke"
         raise RejectedError(f"{where}: {message.decode()} ({state})".removeprefix(": "))
 
+    def server_seconds(self) -> float | None:
+        """Processor seconds of its server process; None where that is not on this machine."""
+        pid = self.pgconn.backend_pid
+        if self.pgconn.host.startswith(b"/"):
+            with suppress(OSError):
+                # A socket of a container's leads to processes that have numbers of their own there.
+                if Path(f"/proc/{pid}/comm").read_text(encoding="utf-8").strip() == "postgres":
+                    return processor_seconds(pid)
+        return None
+
 
 def _unless_closed(answer: PGresult | None) -> PGresult:
     if answer is None:
@@ -250,15 +260,4 @@ def processor_seconds(pid: int) -> float | None:
     """
     with suppress(OSError):
         return time.clock_gettime(~pid << 3 | 2)  # what Linux's clock_getcpuclockid(3) answers
-    return None
-
-
-def server_seconds(session: LoadSession) -> float | None:
-    """Processor seconds of a session's server process; None where it is not on this machine."""
-    pid = session.pgconn.backend_pid
-    if session.pgconn.host.startswith(b"/"):
-        with suppress(OSError):
-            # A socket of a container's leads to processes that have numbers of their own there.
-            if Path(f"/proc/{pid}/comm").read_text(encoding="utf-8").strip() == "postgres":
-                return processor_seconds(pid)
     return None

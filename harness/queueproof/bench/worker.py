@@ -24,17 +24,7 @@ import psycopg
 from psycopg import pq
 
 from queueproof import waits
-from queueproof.bench.session import (
-    Field,
-    Known,
-    LoadSession,
-    RejectedError,
-    Retryable,
-    Script,
-    Steps,
-    server_seconds,
-    values,
-)
+from queueproof.bench.session import Field, Known, LoadSession, Retryable, Script, Steps, values
 from queueproof.errors import QueueError, QueueproofError
 
 TICK = 0.05  # seconds between two looks at the server while a load runs
@@ -187,7 +177,7 @@ class SqlWorker(Worker):
                 break
             except Retryable as error:
                 if time.monotonic() > until:
-                    raise RejectedError(f"start failed with {error} for {PATIENCE:g} s") from None
+                    raise QueueError(f"start failed with {error} for {PATIENCE:g} s") from None
                 time.sleep(self._pause())
         self._session.trips = 0  # what is counted is what jobs cost
 
@@ -197,7 +187,7 @@ class SqlWorker(Worker):
         What is claimed by then is completed: no job is left in a worker's hands. Both times are
         of `time.monotonic`; before the beginning is the warm-up.
         """
-        server_cpu = server_seconds(self._session)
+        server_cpu = self._session.server_seconds()
         if time.monotonic() < begin:
             yield from self._at_once(begin)
             self.tally.warm = self.tally.accepted
@@ -206,7 +196,7 @@ class SqlWorker(Worker):
             yield from self._on_time(begin, until)
         else:
             yield from self._at_once(until)
-        if server_cpu is not None and (now_used := server_seconds(self._session)) is not None:
+        if server_cpu is not None and (now_used := self._session.server_seconds()) is not None:
             self.tally.server_cpu = now_used - server_cpu
         self.tally.round_trips = self._session.trips
         return self.tally
