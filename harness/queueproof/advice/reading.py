@@ -87,11 +87,7 @@ class Site:
 
 
 class Draft:
-    """A queue's file, read for its columns and for what may be changed.
-
-    Raises:
-        QueueError: The text is no queue file.
-    """
+    """A queue's file, read for its columns and for what may be changed; or a QueueError."""
 
     def __init__(self, text: str, path: Path | str) -> None:
         self.text = text

@@ -184,10 +184,7 @@ class Advice(NamedTuple):
 def advise(
     queue: Queue, card: Card, server: Server, progress: Callable[[str, float | None], None]
 ) -> dict[str, Advice]:
-    """Advice for each broken guarantee: one safe form with which its stories do not happen.
-
-    There is nothing to say of a queue that is no SQL file.
-    """
+    """Advice for each broken guarantee: one safe form with which its stories do not happen."""
     broken = [one for one in card.guarantees if one.verdict == "broken"]
     if not (broken and isinstance(queue, SqlFileQueue)):
         return {}
@@ -363,11 +360,7 @@ def ranked(draft: Draft, guarantee: str, blocks: Collection[str]) -> list[tuple[
 
 
 def source(queue: Queue) -> str:
-    """The text of a queue's file.
-
-    Raises:
-        QueueproofError: It has none, or the text is not the one that was read.
-    """
+    """The text of a queue's file; a QueueproofError where it has none, or has changed since."""
     if not isinstance(queue, SqlFileQueue):
         raise QueueproofError(f"mend takes a queue file (.sql): {queue.name} is none")
     if load(queue.name).digest != queue.digest:

@@ -37,13 +37,8 @@ NAME = 255  # characters of a file's name that is looked for
 SPARE = 2.0  # times the jobs that a worker program will do
 SLACK = 1.5  # a cell's time limit, in SECONDS: what slower queues have
 SETTINGS = (
-    "fsync",
-    "synchronous_commit",
-    "full_page_writes",
-    "wal_level",
-    "autovacuum",
-    "shared_buffers",
-    "max_wal_size",
+    *("fsync", "synchronous_commit", "full_page_writes", "wal_level"),
+    *("autovacuum", "shared_buffers", "max_wal_size"),
 )
 
 Keep = Callable[[BenchReport], None]

@@ -112,10 +112,7 @@ class Ground(ExitStack):
         return Prepared(self._pool, self._admin, ids, bool(rate))
 
     def count(self, queue: Loaded, batch: int) -> dict[str, float]:
-        """Count what a queue costs one worker alone, by the names of `counters.COUNTERS`.
-
-        Errors are those of `prepare`.
-        """
+        """Count what a queue costs one worker alone: `COUNTERS`. Errors are those of `prepare`."""
         if isinstance(queue, WorkerQueue):
             return {}  # its workers do not hand over what a single claim has touched
         jobs = max(counters.LEAST_JOBS, 2 * batch * (counters.WARM + counters.COUNTED))
@@ -195,11 +192,7 @@ class Prepared:
     def run(self, seconds: float) -> None:
         """Release the workers, which claim no more after some seconds, and wait for their end.
 
-        This is what is timed.
-
-        Raises:
-            QueueError: The server rejected something under load.
-            WorkerLostError: A worker died or did not answer.
+        This is what is timed. What goes wrong with a worker is a QueueError or a WorkerLostError.
         """
         before = counters.Totals.read(self._admin)
         self._released, self._tallies = self._workers.work(seconds, self._sample)
@@ -218,11 +211,7 @@ class Prepared:
             self._doing[str(doing)] += int(str(backends))
 
     def verdict(self) -> Measured:
-        """Compare what the workers say with what the table says.
-
-        Raises:
-            QueueError: No job was completed, or `jobs` was rejected.
-        """
+        """Compare what the workers say with what the table says; QueueError: no job was done."""
         tallies = self._tallies
         claims = Counter(job for tally in tallies for job in tally.ids)
         # A queue that cannot say is taken at its workers' word.

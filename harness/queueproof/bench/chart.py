@@ -148,7 +148,6 @@ def _convoy(report: BenchReport) -> Chart:
         ratios = entry.ratios(base[entry.shape]) if entry is not base[entry.shape] else []
         factor = f"{numbers.median(ratios)}x" if ratios else ""
         rows.append(_rate(entry, (entry.shape, _shape(entry.shape)), factor=factor))
-
     return _chart(
         "convoy",
         rows,
@@ -180,16 +179,14 @@ def _open_loop(report: BenchReport) -> Chart:
     """Latency by percentile where claims were due at a rate."""
     rows: list[Row] = []
     for entry in report.entries:
-        each = [latency.at([run.histogram], SHARES) for run in entry.runs if run.histogram]
-        if not each:
-            continue
-        merged = latency.at([run.histogram for run in entry.runs if run.histogram], SHARES)
-        for share, value, *values in zip(SHARES, merged, *each, strict=True):
-            ms = 1000 * value
-            found = [ms, *(1000 * one for one in values)]
-            told = f"p{share:g} {ms:.3g} ms"
+        paced = [run.histogram for run in entry.runs if run.histogram]
+        each = [latency.at(of, SHARES) for of in (paced, *([one] for one in paced)) if of]
+        for share, *seconds in zip(SHARES, *each, strict=True) if each else ():
+            merged, *rounds = (1000 * one for one in seconds)
+            told = f"p{share:g} {merged:.3g} ms"
             panel = (entry.shape, _shape(entry.shape))
-            rows.append(_row(entry, panel, found, told, x=100 / (100 - share)) | {"y": ms})
+            mark = _row(entry, panel, [merged, *rounds], told, x=100 / (100 - share))
+            rows.append(mark | {"y": merged})
     return _curves("open_loop", rows, report.names())
 
 

@@ -292,8 +292,7 @@ class Section(NamedTuple):
 def section(written: str, name: str) -> Section:
     """The contents of a benchmark's page, from what `to_json` wrote, and its file's name.
 
-    Raises:
-        BenchError: It is something else, or an extra that draws is not installed.
+    A BenchError says that it is something else, or that the extra that draws is not installed.
     """
     report = BenchReport.from_json(written)
     try:

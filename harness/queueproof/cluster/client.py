@@ -175,11 +175,7 @@ class _Cluster(Helpers):
             self._looked = time.monotonic()
 
     def someone_works(self) -> bool:
-        """True if there is a worker; who is lost is told.
-
-        Raises:
-            QueueproofError: The scheduler has gone, or a worker is another version.
-        """
+        """True if there is a worker; who is lost is told, and who is another version refused."""
         if self._client.status != "running":
             raise self._gone()
         try:
