@@ -88,7 +88,8 @@ def remedies(queue: SqlFileQueue, *found: Judgement) -> list[str | None]:
 
 def own_names(queue: SqlFileQueue) -> dict[str, str]:
     """The remedy of each guarantee, in the names of a queue."""
-    return {name: in_own_names(CATALOGUE[name].safe, queue) for name in CATALOGUE}
+    draft = Draft(source(queue), queue.name)
+    return {name: in_own_names(one.safe, draft) for name, one in CATALOGUE.items()}
 
 
 def written(folder: Path, text: str) -> SqlFileQueue:
@@ -451,7 +452,7 @@ SELECT id, CASE s WHEN 'new' THEN 'queued' WHEN 'dead' THEN 'failed' ELSE 'runni
 FROM jobs;"""
 
 
-def test_a_remedy_knows_the_states_by_the_list_of_jobs(tmp_path: Path) -> None:
+def test_a_remedy_knows_the_states_by_the_list_of_jobs() -> None:
     """A job that runs may have several; what a fail writes last may be one that waits."""
     draft = Draft(
         queue_file(
@@ -463,10 +464,7 @@ def test_a_remedy_knows_the_states_by_the_list_of_jobs(tmp_path: Path) -> None:
         "q.sql",
     )
     assert draft.running == ["'taken'", "'begun'"]
-    told = in_own_names(
-        "`WHERE status = 'running' AND a`, `WHERE status IN ('failed')`",
-        written(tmp_path, draft.text),
-    )
+    told = in_own_names("`WHERE status = 'running' AND a`, `WHERE status IN ('failed')`", draft)
     assert told == "`WHERE s IN ('taken', 'begun') AND a`, `WHERE s IN ('dead')`"
     parks = draft.text.replace("THEN 'new' ELSE 'dead'", "THEN 'dead' ELSE 'parked'")
     waits = parks.replace("ELSE 'running'", "WHEN 'taken' THEN 'running' ELSE 'queued'")

@@ -14,7 +14,6 @@ from queueproof.advice.search import _acting
 from queueproof.cli import run
 from queueproof.judge.checker import declare
 from queueproof.postgres import Server
-from queueproof.queues.sqlfile import load
 from queueproof.report.terminal import Output
 from queueproof.run.runner import Runner
 from queueproof.schedule.programs import JobSpec
@@ -57,15 +56,15 @@ def _beside_others(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.delenv("QUEUEPROOF_DEBUG", raising=False)
 
 
-def test_a_remedy_for_a_claim_by_merge_has_its_names(tmp_path: Path) -> None:
+def test_a_remedy_for_a_claim_by_merge_has_its_names() -> None:
     """The MERGE's table and answer, what its action sets, and the token as complete takes it."""
-    known = Draft(MERGE, "q.sql").jobs
+    draft = Draft(MERGE, "q.sql")
+    known = draft.jobs
     assert (known.table.name, known["status"].name) == ("item", "state")
     assert known.states["running"] == "'running'"
     assert (known["attempts"].name, known.token) == ("round", "round")
     text = "UPDATE jobs SET ... WHERE id = :id AND status = 'running' AND attempts = :attempt"
-    (tmp_path / "q.sql").write_text(MERGE)
-    told = in_own_names(text, load(str(tmp_path / "q.sql")))
+    told = in_own_names(text, draft)
     assert told == "UPDATE item SET ... WHERE id = :id AND state = 'running' AND round = :round"
 
 

@@ -8,7 +8,6 @@ from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import replace
 from importlib.resources import files
-from pathlib import Path
 
 from sqlglot import exp
 
@@ -60,33 +59,22 @@ def _placed(judgement: Judgement, line: int) -> Judgement:
     return replace(judgement, place=there(judgement.place), more=more)
 
 
-def in_own_names(text: str, queue: Queue) -> str:
+def in_own_names(text: str, draft: Draft) -> str:
     """A remedy with the table, columns and states of a queue, as far as its SQL tells them."""
-    draft = _draft(queue)
-    return text if draft is None else _renamed(text, draft)
-
-
-def _renamed(text: str, draft: Draft) -> str:
     text = _DUE.sub(lambda due: _time(due[0], draft.jobs["due"].name, draft.text), text)
     for pattern, own in _own(draft):
         text = re.sub(pattern, own.replace("\\", r"\\"), text)
     return text
 
 
-def _draft(queue: Queue) -> Draft | None:
-    try:
-        return Draft(source(queue), Path(queue.name))
-    except (OSError, QueueproofError):
-        return None
-
-
 def remedy_of(guarantee: str, told: Told | None, story: str, queue: Queue) -> str:
     """The way to keep a guarantee, in a queue's own names, as far as its SQL and the story tell."""
-    draft = _draft(queue)
     general = remedy(guarantee, told, queue.offers)
-    if draft is None:
+    try:
+        draft = Draft(source(queue), queue.name)
+    except (OSError, QueueproofError):
         return general
-    text = _renamed(general, draft)
+    text = in_own_names(general, draft)
     if cause := cause_of(guarantee, draft, story):
         return f"{cause} In general: {text}"  # it stands there, and may still not be what breaks it
     index = re.search(r"CREATE INDEX ON ([\w.]+)", text)
