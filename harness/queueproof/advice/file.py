@@ -51,7 +51,14 @@ class Proposal:
         number = re.match(r"'?(\d+)", default)
         most = (number and int(number[1])) or 3
         self._jobs = Jobs(table, self._key(), columns, literals, token, most)
-        self._refuse()
+        waits = not status or "queued" in literals
+        if not waits or not self._jobs.is_in("running"):
+            known = ", ".join(self._states.names.values()) or "it has none"
+            missing = "runs: a queue needs one, such as locked_at timestamptz"
+            raise QueueproofError(
+                f"{table.sql}: no column and none of its states ({known}) says that a job"
+                f" {missing if waits else 'waits'}"
+            )
         self.text = self._text(others, include)
 
     def _key(self) -> Column:
@@ -60,17 +67,6 @@ class Proposal:
         if not (keys or named):
             raise QueueproofError(f"{self._table.sql} has no primary key, by which a job is named")
         return (named or keys)[0]
-
-    def _refuse(self) -> None:
-        """Refuse a table in which nothing says that a job waits, or that it runs."""
-        waits = not self._jobs["status"] or "queued" in self._jobs.states
-        if not waits or not self._jobs.is_in("running"):
-            known = ", ".join(self._states.names.values()) or "it has none"
-            missing = "runs: a queue needs one, such as locked_at timestamptz"
-            raise QueueproofError(
-                f"{self._table.sql}: no column and none of its states ({known}) says that a job"
-                f" {missing if waits else 'waits'}"
-            )
 
     def _text(self, others: Sequence[Table], include: str) -> str:
         jobs = self._jobs

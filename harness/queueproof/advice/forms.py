@@ -89,10 +89,8 @@ def _read_first(site: Site, draft: Draft) -> Iterator[Change]:
         asked = parsed.source(span).replace("\n", "\n  ")
         lines = [f"SELECT {key}", f"FROM {node.this.sql('postgres')}", asked, f"ORDER BY {key}"]
         chosen = "".join(deeper + line for line in (*lines, "FOR UPDATE SKIP LOCKED"))
-        yield Change(
-            "chooses rows FOR UPDATE SKIP LOCKED first",
-            [Edit(span, f"WHERE {key} = ANY (ARRAY({chosen}{deeper[:-2]}))")],
-        )
+        edit = Edit(span, f"WHERE {key} = ANY (ARRAY({chosen}{deeper[:-2]}))")
+        yield Change("chooses rows FOR UPDATE SKIP LOCKED first", [edit])
 
 
 def _as_others(site: Site, draft: Draft) -> Iterator[Change]:
@@ -101,10 +99,10 @@ def _as_others(site: Site, draft: Draft) -> Iterator[Change]:
         return
     table = draft.jobs.table.name
     pool = draft.asked.get("held" if site.block in HELD else site.block, ())
-    read = list(site.reads(table))
+    read = site.reads(table)
     # A row that the statement has locked is as it was when it was asked.
     locked = any(one.args.get("locks") for one in read)
-    for node in (*(() if locked else site.changes(table)), *read):
+    for node in read if locked else [*site.changes(table), *read]:
         prefix = prefix_of(node)
         mine = {" ".join(site.text(part).split()).removeprefix(prefix) for part in site.where(node)}
         for asked in pool:
@@ -263,9 +261,8 @@ def _upserted(site: Site, draft: Draft) -> Iterator[Change]:
             column, value = map(str.strip, site.text(part).split("=", 1))
             for test in free:
                 kept = f"{column} = CASE WHEN {test} THEN {value} ELSE {table}.{column} END"
-                yield Change(
-                    f"{column} of what is held stays", [Edit(site.parsed.span(part), kept)]
-                )
+                edit = Edit(site.parsed.span(part), kept)
+                yield Change(f"{column} of what is held stays", [edit])
 
 
 def _row_by_row(site: Site, draft: Draft) -> Iterator[Change]:
