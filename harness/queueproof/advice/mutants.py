@@ -73,10 +73,9 @@ class MutatedQueue(SqlFileQueue):
 
 
 def mutants_of(queue: Queue) -> Mutants:
-    """Plant every defect that there is an operator for, one at a time.
+    """Plant every defect that there is an operator for, one at a time, in a queue file.
 
-    Raises:
-        QueueproofError: It is not, or the file with its equivalent mutants is no good.
+    A QueueproofError says what is wrong with it, or with the file of its equivalent mutants.
     """
     if not isinstance(queue, SqlFileQueue):
         raise QueueproofError(f"mutate takes a queue file (.sql): {queue.name} is none")
@@ -103,8 +102,7 @@ def mutants_of(queue: Queue) -> Mutants:
 def _through(queue: SqlFileQueue, block: Block) -> DoKind | None:
     """A block's operation, where no run does it to bring its jobs to their end."""
     apart: list[DoKind] = ["fail", "heartbeat", "cleanup", "complete_and_claim"]
-    if "complete" in queue.offers:
-        apart.append("complete_many")
+    apart += ["complete_many"] if "complete" in queue.offers else []
     return next((kind for kind in apart if kind == block.name), None)
 
 
@@ -123,17 +121,12 @@ def _changed(block: Block, unread: list[str]) -> Iterator[_Mutation]:
                 unread.append(f"{label}: {quoted(text)} was not mutated: it cannot be parsed")
                 continue
             for change in found:
-                edits = [edit.moved(site.start) for edit in change.edits]
+                text = applied(statement.text, [edit.moved(site.start) for edit in change.edits])
+                names = sqltext.compile_statement(text, move_clock=False).names
+                left = {name: statement.parameters[name] for name in names}
                 statements = list(block.statements)
-                statements[index] = _rewritten(statement, applied(statement.text, edits))
+                statements[index] = replace(statement, text=text, parameters=left)
                 yield f"{label}: {change.what}", tuple(statements), change.column
-
-
-def _rewritten(statement: Statement, text: str) -> Statement:
-    names = sqltext.compile_statement(text, move_clock=False).names
-    return replace(
-        statement, text=text, parameters={name: statement.parameters[name] for name in names}
-    )
 
 
 def _shortened(block: Block) -> Iterator[_Mutation]:
@@ -197,9 +190,6 @@ def _equivalents(queue: SqlFileQueue, names: Sequence[str]) -> dict[str, Equival
     """The mutants that are known to be no defects, from the file beside the queue's.
 
     `jobs.equivalent.toml` maps mutants' names to the reason that they cannot matter.
-
-    Raises:
-        QueueError: The file is malformed, or names a mutant that there is none.
     """
     path = equivalents(queue)
     try:

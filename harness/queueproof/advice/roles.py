@@ -130,11 +130,7 @@ def score(table: Table) -> int:
 
 
 def choose(tables: Iterable[Table], name: str | None) -> tuple[Table, list[Table]]:
-    """The table of the jobs, as the user names it or by its looks, and the next likely ones.
-
-    Raises:
-        QueueproofError: There is none, or none that looks like it.
-    """
+    """The table of the jobs, as the user names it or by its looks, and the next likely ones."""
     ranked = sorted(tables, key=score, reverse=True)
     known = ", ".join(table.sql for table in ranked[:10]) or "none"
     if name is not None:

@@ -64,11 +64,7 @@ class Condition:
         return cls(text, name, found["how"], factor, _read(path) if path else None, path)
 
     def judge(self, entries: Sequence[Series]) -> list[str]:
-        """A sentence for each queue and batch size of whose counts it is true.
-
-        Raises:
-            BenchError: Nothing was counted that it could be asked of, or the baseline lacks it.
-        """
+        """A sentence for each queue and batch size of whose counts, if any, it is true."""
         told = []
         counted = {(e.queue, e.shape.batch): e.counted for e in entries if self.name in e.counted}
         if not counted:

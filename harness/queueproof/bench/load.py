@@ -41,8 +41,7 @@ Loaded: TypeAlias = SqlFileQueue | WorkerQueue
 def refuse(queue: Queue) -> Loaded:
     """Return a queue that can be put under load; what its workers offer they say when they begin.
 
-    Raises:
-        QueueError: It is neither a queue file nor a program, or has nothing to complete a job with.
+    Another one is a QueueError, which says why.
     """
     if isinstance(queue, WorkerQueue):
         return queue
@@ -139,17 +138,16 @@ class _Compiler(NamedTuple):
 
     def load(self) -> Load:
         queue, blocks = self.queue, self.queue.blocks
-        claim, fields = self._script(blocks["claim"], _own("claim"))
+        claim, fields = self._script("claim")
         _place(blocks["claim"], fields, "id")
-        enqueue, enqueued = self._script(blocks["enqueue"], _own("enqueue"))
+        enqueue, enqueued = self._script("enqueue")
+        observed, answer = self._script("jobs")
         jobs = blocks.get("jobs")
-        observed, answer = self._script(jobs, _own("jobs"))
         lease, strict = queue.lease_seconds, queue.isolation != "read committed"
+        isolation = f"SET default_transaction_isolation = '{queue.isolation}'"
         load = Load(
-            setup=(
-                f"SET search_path = public;SET default_transaction_isolation = '{queue.isolation}'"
-            ).encode(),
-            start=self._script(blocks.get("start"), _own("start"))[0],
+            setup=f"SET search_path = public;{isolation}".encode(),
+            start=self._script("start")[0],
             claim=claim,
             complete=Script(()),  # a claim that takes its jobs out for good
             many=True,
@@ -165,7 +163,7 @@ class _Compiler(NamedTuple):
             retry_on=queue.retry_on | (RETRYABLE if strict else {"40P01"}),
             enqueue=enqueue,
             enqueue_id=_place(blocks["enqueue"], enqueued, "id"),
-            promote=replace(self._script(blocks.get("promote"), _own("promote"))[0], counts=True),
+            promote=replace(self._script("promote")[0], counts=True),
             observed=observed,
             observed_columns=[_place(jobs, answer, name) for name in ("id", "state") if jobs],
             states={own.encode(): state.encode() for own, state in queue.states.items()},
@@ -176,47 +174,44 @@ class _Compiler(NamedTuple):
         """The load with its completion, which takes what a claim answers."""
         queue, hold = self.queue, self.shape.hold
         many = completes_many(queue, self.shape.batch)
-        block = queue.blocks["complete_many" if many else "complete"]
-        suffix = "s" if many else ""
-        # A parameter of the operation's own wins over a column of the same name.
-        own = _own(block.name)
+        name, suffix = ("complete_many", "s") if many else ("complete", "")
         passed = _arrays(fields) if many else {field.name: field.oid for field in fields}
-        complete, _ = self._script(block, passed | own)
-        needed = block.used.keys() - own.keys()
+        claim, (complete, _) = load.claim, self._script(name, passed)
+        own = _own(name).keys()
+        needed = queue.blocks[name].used.keys() - own
         both = None if hold else queue.blocks.get("complete_and_claim")
         if both:
-            needed |= {name.removesuffix("s") + suffix for name in both.used.keys() - own.keys()}
+            needed |= {name.removesuffix("s") + suffix for name in both.used.keys() - own}
         kept = [field for field in fields if field.name + suffix in needed or field.name == "id"]
         kept.sort(key=lambda field: field.name != "id")
-        claim = load.claim
+        exchange = None
+        if both:
+            script, answer = self._script(both.name, _arrays(fields))
+            at = [f._replace(place=_place(both, answer, f.name)).renamed("s") for f in kept]
+            exchange = Exchange(script, tuple(at), _place(both, answer, "completed"))
         if hold:
             claim, complete = self._held(claim, complete, hold)
+        token = tuple(field.renamed(suffix) for field in kept)
         return replace(
-            load,
-            claim=claim,
-            complete=complete,
-            many=many,
-            token=tuple(field.renamed(suffix) for field in kept),
-            exchange=self._exchange(both, fields, kept) if both else None,
+            load, claim=claim, complete=complete, many=many, token=token, exchange=exchange
         )
 
-    def _exchange(self, block: Block, fields: list[Field], kept: list[Field]) -> Exchange:
-        """A block that completes and claims, by what a claim answers and what is kept of that."""
-        script, answer = self._script(block, _arrays(fields) | _own(block.name))
-        token = [f._replace(place=_place(block, answer, f.name)).renamed("s") for f in kept]
-        return Exchange(script, tuple(token), _place(block, answer, "completed"))
+    def _script(
+        self, name: str, passed: Mapping[str, int] | None = None
+    ) -> tuple[Script, list[Field]]:
+        """An operation's commands, and the columns of its answer; none where the queue lacks it.
 
-    def _script(self, block: Block | None, types: Mapping[str, int]) -> tuple[Script, list[Field]]:
-        """A block's commands, and the columns of its answer; none where the queue lacks it."""
-        if block is None:
+        A parameter of the operation's own wins over a column of the same name that is passed.
+        """
+        if (block := self.queue.blocks.get(name)) is None:
             return Script(()), []
-        known = dict(types)
+        known = {**(passed or {}), **_own(name)}
         commands: list[Command] = []
         answer: list[Field] = []
-        limit = self.shape.batch if "limit" in OPERATIONS[block.name] else None
+        limit = self.shape.batch if "limit" in OPERATIONS[name] else None
         needed = {name for s in block.statements[1:] for name in s.parameters}
         for number, statement in enumerate(block.statements):
-            command, fields = self._command(f"{block.name}_{number}", statement, known, limit)
+            command, fields = self._command(f"{name}_{number}", statement, known, limit)
             if fields is not None:
                 answer = fields
                 arrays = (field.renamed("s") for field in fields if f"{field.name}s" in needed)
@@ -261,8 +256,7 @@ class _Compiler(NamedTuple):
         return command, fields if told.nfields else None
 
     def _array_of(self, oid: int) -> int:
-        known = postgres.types.get(oid)
-        if known is not None:
+        if known := postgres.types.get(oid):
             return known.array_oid
         query = b"SELECT typarray FROM pg_catalog.pg_type WHERE oid = $1"
         found = self.pgconn.exec_params(query, [str(oid).encode()])

@@ -46,7 +46,7 @@ class Measured:
     empty: int  # claims that got nothing
     retries: int  # operations repeated after an error that means "nothing this time"
     deadlocks: int  # those of them that were deadlocks
-    lock_waits: float | None  # share of samples in which a worker waited for a lock
+    lock_waits: float | None  # share of samples with a wait for a lock; None without samples
     p50: float  # seconds from wanting jobs to having them (retries and the hold included): median
     p95: float  # the same, 95th percentile
     p99: float  # the same, 99th percentile
