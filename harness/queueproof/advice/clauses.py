@@ -27,7 +27,11 @@ class Change(NamedTuple):
 
 def changes(parsed: Parsed) -> Iterator[Change]:
     """Every mutation of one statement."""
-    for operator in _OPERATORS:
+    operators = (
+        *(_locks, _orders, conditions, comparisons),
+        *(assignments, _limits, _materialized, _limits_in_place),
+    )
+    for operator in operators:
         yield from operator(parsed)
 
 
@@ -179,18 +183,6 @@ def _picked_in_place(parsed: Parsed, update: exp.Update) -> Iterator[tuple[Edit,
     )
 
 
-_OPERATORS = (
-    _locks,
-    _orders,
-    conditions,
-    comparisons,
-    assignments,
-    _limits,
-    _materialized,
-    _limits_in_place,
-)
-
-
 # --- what puts a clause in ------------------------------------------------------------------------
 
 
@@ -199,9 +191,9 @@ def prefix_of(node: exp.Expr) -> str:
     if isinstance(node, exp.Select):
         source = node.args["from_"].this
         several = node.args.get("joins") or source.alias
-        return f"{source.alias_or_name}." if several else ""
-    several = node.args.get("from_") or node.args.get("using")
-    return f"{node.this.alias_or_name}." if several else ""
+    else:
+        source, several = node.this, node.args.get("from_") or node.args.get("using")
+    return f"{source.alias_or_name}." if several else ""
 
 
 def mentions(part: exp.Expr, column: Column) -> bool:

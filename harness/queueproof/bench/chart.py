@@ -181,7 +181,9 @@ def _open_loop(report: BenchReport) -> Chart:
     for entry in report.entries:
         paced = [run.histogram for run in entry.runs if run.histogram]
         each = [latency.at(of, SHARES) for of in (paced, *([one] for one in paced)) if of]
-        for share, *seconds in zip(SHARES, *each, strict=True) if each else ():
+        if not each:
+            continue
+        for share, *seconds in zip(SHARES, *each, strict=True):
             merged, *rounds = (1000 * one for one in seconds)
             told = f"p{share:g} {merged:.3g} ms"
             panel = (entry.shape, _shape(entry.shape))

@@ -176,7 +176,7 @@ class _Compiler(NamedTuple):
         many = completes_many(queue, self.shape.batch)
         name, suffix = ("complete_many", "s") if many else ("complete", "")
         passed = _arrays(fields) if many else {field.name: field.oid for field in fields}
-        claim, (complete, _) = load.claim, self._script(name, passed)
+        complete, _ = self._script(name, passed)
         own = _own(name).keys()
         needed = queue.blocks[name].used.keys() - own
         both = None if hold else queue.blocks.get("complete_and_claim")
@@ -189,6 +189,7 @@ class _Compiler(NamedTuple):
             script, answer = self._script(both.name, _arrays(fields))
             at = [f._replace(place=_place(both, answer, f.name)).renamed("s") for f in kept]
             exchange = Exchange(script, tuple(at), _place(both, answer, "completed"))
+        claim = load.claim
         if hold:
             claim, complete = self._held(claim, complete, hold)
         token = tuple(field.renamed(suffix) for field in kept)
