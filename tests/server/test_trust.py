@@ -10,7 +10,7 @@ import psycopg
 import pytest
 from psycopg.conninfo import make_conninfo
 
-from queueproof.advice.schema import tables_of
+from queueproof.advice.propose import tables_of
 from queueproof.bench.cell import Ground
 from queueproof.errors import QueueError, ServerUnavailableError
 from queueproof.examine.calibrate import calibrate

@@ -67,8 +67,7 @@ def init(
 
 def _init_from(path: Path, source: str, table: str | None, where: Where) -> None:
     """Write a queue file for somebody's tables; and their schema beside it, if it has no file."""
-    from queueproof.advice.propose import propose
-    from queueproof.advice.schema import dump
+    from queueproof.advice.propose import dump, propose
     from queueproof.explain import filled
 
     if path.suffix != ".sql":
