@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from difflib import get_close_matches
 from functools import partial
 from itertools import zip_longest
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, get_args
+from typing import Any, Literal, NamedTuple, TypeAlias, get_args
 
 from queueproof.errors import FormatError, Source
 from queueproof.queues.model import (
@@ -25,10 +26,6 @@ from queueproof.queues.model import (
     ids_of,
     interval,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-
 
 Mode: TypeAlias = Literal["", "!", "#"]
 _NO_ROW = "where a function always answers a row, add WHERE id IS NOT NULL"

@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from functools import partial
-from typing import TYPE_CHECKING, get_args
+from typing import TypeAlias, get_args
 
 from queueproof.queues.block import listed, meant
 from queueproof.queues.ids import IDS
 from queueproof.queues.model import Delivery, Order, Stale, State
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-    from typing import TypeAlias
-
-    Reader: TypeAlias = Callable[[object], timedelta]
+Reader: TypeAlias = Callable[[object], timedelta]
 
 
 class EntryError(ValueError):

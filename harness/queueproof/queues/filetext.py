@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_right
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from difflib import get_close_matches
@@ -11,7 +12,7 @@ from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
 from shlex import quote
-from typing import TYPE_CHECKING, NoReturn, get_args
+from typing import NoReturn, get_args
 
 from queueproof import waits
 from queueproof.errors import COPYING, OF_PSQL, FormatError, QueueError, Source
@@ -27,10 +28,6 @@ from queueproof.queues.block import (
     no_parameter,
 )
 from queueproof.queues.model import NOW, OPERATIONS
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
-
 
 OPERATION_OF = {"schema" if name == "install" else name: name for name in OPERATIONS}
 _OF_A_JOB = frozenset({"complete", "fail", "heartbeat"})

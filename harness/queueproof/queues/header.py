@@ -5,9 +5,10 @@ from __future__ import annotations
 import os.path
 import re
 import tomllib
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from queueproof.errors import FormatError, QueueError
 from queueproof.queues import included, sqltext
@@ -21,9 +22,6 @@ from queueproof.queues.filetext import (
     read,
     statement_at,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
 
 
 class Header(NamedTuple):

@@ -6,17 +6,15 @@ import json
 import os.path
 import re
 import tomllib
+from collections.abc import Iterable
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from queueproof.errors import FormatError, Source
 from queueproof.queues import sqltext
 from queueproof.queues.filetext import MARKER, QueueText
 from queueproof.queues.header import Header, facts_of, header_lines, read_named
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
 
 EXTENDS = "extends"
 INCLUDE = "include"

@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from contextlib import suppress
-from typing import TYPE_CHECKING
 
+from queueproof.queues.block import Block
 from queueproof.queues.facts import duration
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from queueproof.queues.block import Block
 
 # What no span that stands there bounds: a power, months and years, ISO 8601.
 _ENDLESS = re.compile(

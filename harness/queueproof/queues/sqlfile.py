@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import os
 import re
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
 from functools import cached_property, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from queueproof.errors import FormatError, QueueError, Source
 from queueproof.queues import sqltext
@@ -21,10 +22,6 @@ from queueproof.queues.model import NOW, OPERATIONS, Operation, Queue, State
 from queueproof.queues.overlay import whole
 from queueproof.queues.spans import longest_span
 from queueproof.queues.sqltext import first_keyword
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
 
 _RANDOM = re.compile(r"\brandom(_normal)?\s*\(", re.IGNORECASE)
 # Functions and views by which SQL learns which backends there are.

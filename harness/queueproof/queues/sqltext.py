@@ -7,17 +7,15 @@ keywords and commands that it needs for parsing and that would swallow parameter
 from __future__ import annotations
 
 import re
+from collections.abc import Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
-from typing import TYPE_CHECKING, ClassVar, NamedTuple, TypeAlias
+from typing import ClassVar, NamedTuple, TypeAlias
 
 from sqlglot import TokenType
 from sqlglot.dialects.postgres import Postgres
 from sqlglot.errors import TokenError
-
-if TYPE_CHECKING:
-    from collections.abc import Container, Iterable, Iterator, Sequence
 
 
 class UnterminatedError(ValueError):
