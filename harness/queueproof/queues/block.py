@@ -33,37 +33,23 @@ _NO_ROW = "where a function always answers a row, add WHERE id IS NOT NULL"
 
 @dataclass(frozen=True, slots=True)
 class Statement:
-    """One statement of a block: one step of the operation.
+    """One statement of a block: one step of the operation."""
 
-    Attributes:
-        text: As it stands in the file, with its `:name`s.
-        parameters: Each parameter and where it is first used.
-        otherwise: Whether it is sent only where the one before it answered no row (`-- else`).
-    """
-
-    text: str
+    text: str  # as it stands in the file, with its `:name`s
     source: Source
-    parameters: Mapping[str, Source]
-    otherwise: bool = False
+    parameters: Mapping[str, Source]  # each with the place where it is first used
+    otherwise: bool = False  # sent only where the one before it answered no row (`-- else`)
 
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """A named block.
+    """A named block."""
 
-    Attributes:
-        name: As in the file: `schema`, `enqueue`, ...
-        source: Where `-- name:` stands; a statement may stand in an included file.
-        mode: `!` counts the rows affected, `#` marks the schema.
-        parameters: The declared list, None where there is none.
-        statements: At least one.
-    """
-
-    name: str
-    source: Source
-    mode: Mode
-    parameters: tuple[str, ...] | None
-    statements: tuple[Statement, ...]
+    name: str  # as in the file: `schema`, `enqueue`, ...
+    source: Source  # of its `-- name:`; a statement may stand in an included file
+    mode: Mode  # `!` counts the rows affected, `#` marks the schema
+    parameters: tuple[str, ...] | None  # the declared list, None where there is none
+    statements: tuple[Statement, ...]  # at least one
 
     @property
     def used(self) -> dict[str, Source]:
@@ -72,11 +58,6 @@ class Block:
         for statement in self.statements:
             uses = {**statement.parameters, **uses}
         return uses
-
-
-def listed(names: Iterable[str]) -> str:
-    """Names with commas between them."""
-    return ", ".join(names)
 
 
 _CLOSE = 0.4  # as difflib counts: "jobs" and "job_list", and not "foo" and "isolation"
@@ -98,10 +79,10 @@ def no_parameter(block: str, name: str, known: Collection[str]) -> str:
         return message
     near = meant(f":{name}", [f":{one}" for one in known])
     how = f"; arrays stand {ARRAYS}" if name.endswith("s") else ""
-    return f"{message}, only {listed(known)}{how}; {near}"
+    return f"{message}, only {', '.join(known)}{how}; {near}"
 
 
-_OF_A_CLAIM = frozenset({"complete", "fail", "heartbeat"})  # each column of the claim's is theirs
+OF_A_JOB = frozenset({"complete", "fail", "heartbeat"})  # each column of the claim's is theirs
 _BOOL, _INT4, _TEXT, _TIMESTAMPTZ, _INTERVAL, _JSONB = 16, 23, 25, 1184, 1186, 3802
 _OIDS = {
     "limit": _INT4,
@@ -124,22 +105,15 @@ def type_of(name: str) -> int:
 def _bind(name: str, argument: object) -> Value:
     if isinstance(argument, timedelta):
         argument = interval(argument)
-    text = None if argument is None else str(argument).encode()
-    return Value(text, type_of(name))
+    return Value(None if argument is None else str(argument).encode(), type_of(name))
 
 
 class _Outcome(NamedTuple):
-    """The outcome of a block.
+    """The outcome of a block."""
 
-    Attributes:
-        result: The answer of the last statement that has columns, if any has.
-        cut: Whether a statement without rows undid or skipped others: the answer is empty.
-        changed: Rows affected by the last statement that changes data, if any does.
-    """
-
-    result: Result | None
-    cut: bool
-    changed: int | None
+    result: Result | None  # the answer of the last statement that has columns, if any has
+    cut: bool  # a statement without rows undid or skipped others: the answer is empty
+    changed: int | None  # rows affected by the last statement that changes data, if any does
 
 
 def _run(block: Block, bindings: Mapping[str, Parameter]) -> Operation[_Outcome]:
@@ -158,8 +132,7 @@ def _run(block: Block, bindings: Mapping[str, Parameter]) -> Operation[_Outcome]
         if result.command in _CHANGES:
             changed = result.affected
         if following is not None and following.otherwise:
-            counts = result.command in _CHANGES
-            if not (result.columns or counts):
+            if not (result.columns or result.command in _CHANGES):
                 message = f"{ELSE} stands behind what answers rows, or changes them"
                 raise FormatError(message, following.source)
             answered = bool(result.rows if result.columns else result.affected)
@@ -183,7 +156,7 @@ def _lookup(name: str, known: Mapping[str, Parameter], block: Block, source: Sou
     if name in known:
         return known[name]
     message = no_parameter(block.name, name, known)
-    if block.name in _OF_A_CLAIM:
+    if block.name in OF_A_JOB:
         message = f"claim returns no column {name}, and {message}"
     raise FormatError(message, source)
 
@@ -210,8 +183,8 @@ def _rows(
             message = f"{block.name} returns two columns named {column}: give one another name"
             raise FormatError(message, block.source)
         if column not in columns:
-            returned = f"returned {listed(columns)}" if columns else "returned no columns"
-            message = f"{block.name} must return a column {column}; it {returned}"
+            returned = ", ".join(columns) or "no columns"
+            message = f"{block.name} must return a column {column}; it returned {returned}"
             if not columns:
                 message += f"; {_unanswered(block, f'add RETURNING {column}')}"
             elif len(block.statements) > 1:
@@ -242,21 +215,15 @@ def _claims(block: Block, outcome: _Outcome) -> list[Claim]:
 
 def _id(block: Block, row: Mapping[str, Value]) -> str:
     if row["id"].text is None:
-        message = f"{block.name} returned a row whose id is NULL; {_NO_ROW}"
-        raise FormatError(message, block.source)
+        raise FormatError(f"{block.name} returned a row whose id is NULL; {_NO_ROW}", block.source)
     return str(row["id"])
 
 
 class StateNames(NamedTuple):
-    """The states that a queue's `jobs` answers.
+    """The states that a queue's `jobs` answers."""
 
-    Attributes:
-        names: The queue's own names, and what each stands for.
-        source: The line of the header that has a name.
-    """
-
-    names: Mapping[str, State]
-    source: Callable[[str], Source]
+    names: Mapping[str, State]  # the queue's own names, and what each stands for
+    source: Callable[[str], Source]  # the line of the header that has a name
 
 
 def _job_rows(block: Block, outcome: _Outcome, states: StateNames) -> list[JobRow]:
@@ -270,20 +237,14 @@ def _job_row(block: Block, row: Mapping[str, Value], states: StateNames) -> JobR
         for near in get_close_matches(found, states.names, n=1):
             message = f"[states] has {near}, and {block.name} returned {found}"
             raise FormatError(f"{message}; did you mean {found}?", states.source(near))
-        known = listed(get_args(State))
         how = "; a name of your own stands in the header, below [states]"
-        raise FormatError(
-            f"{block.name} returned the state {found}; use {known}{how}", block.source
-        )
+        message = f"{block.name} returned the state {found}; use {', '.join(get_args(State))}{how}"
+        raise FormatError(message, block.source)
     attempts = row.get("attempts", Value(None, _INT4))
     if attempts.text is not None and not str(attempts).isdecimal():
         message = f"{block.name} returned the attempts {attempts}, not a whole number from 0"
         raise FormatError(message, block.source)
     return JobRow(job, state, None if attempts.text is None else int(attempts))
-
-
-def _nothing(_block: Block, _outcome: _Outcome) -> None:
-    return None
 
 
 def _changed(block: Block, outcome: _Outcome) -> int:
@@ -294,10 +255,6 @@ def _changed(block: Block, outcome: _Outcome) -> int:
         message = f"{block.name}! changed no data; write INSERT, UPDATE, DELETE or MERGE, or drop !"
         raise FormatError(message, block.source)
     return outcome.changed
-
-
-def _promoted(_block: Block, outcome: _Outcome) -> int | None:
-    return outcome.changed  # a function does not tell
 
 
 def _renewed(block: Block, outcome: _Outcome, job: Claim) -> bool | Claim:
@@ -316,11 +273,10 @@ def _accepted(block: Block, outcome: _Outcome) -> bool:
         return _changed(block, outcome) > 0
     if outcome.result is None:
         # Taken literally this rejects every job; the author forgot to say what accepts one.
-        listed_ = "" if block.parameters is None else f"({', '.join(block.parameters)})"
-        marked = f"`-- name: {block.name}{listed_}!`"
+        listed = "" if block.parameters is None else f"({', '.join(block.parameters)})"
+        marked = f"`-- name: {block.name}{listed}!`"
         how = _unanswered(block, f"add RETURNING id, or write {marked}")
-        message = f"{block.name} returned no columns; {how}"
-        raise FormatError(message, block.source)
+        raise FormatError(f"{block.name} returned no columns; {how}", block.source)
     if outcome.cut:
         return False
     if "accepted" in outcome.result.columns:
@@ -348,12 +304,6 @@ def _completed(block: Block, outcome: _Outcome, jobs: Sequence[Claim]) -> frozen
     return whole.get(_changed(block, outcome))
 
 
-def _tokens(jobs: Sequence[Claim]) -> dict[str, Values]:
-    """The columns of some claims as arrays."""
-    columns = [(column, value.oid) for column, value in jobs[0].token.items()]
-    return _arrays([job.token for job in jobs], columns)
-
-
 def _completed_and_claimed(block: Block, outcome: _Outcome) -> tuple[frozenset[str], list[Claim]]:
     accepted: set[str] = set()
     claims: list[Claim] = []
@@ -367,14 +317,12 @@ def _completed_and_claimed(block: Block, outcome: _Outcome) -> tuple[frozenset[s
 
 
 _ANSWERS: Mapping[str, Callable[[Block, _Outcome], object]] = {
-    "install": _nothing,
+    **dict.fromkeys(("install", "cleanup", "start"), lambda _block, _outcome: None),
     "enqueue": _ids,
     "claim": _claims,
     "complete_and_claim": _completed_and_claimed,
     "recover": _ids,
-    "cleanup": _nothing,
-    "promote": _promoted,
-    "start": _nothing,
+    "promote": lambda _block, outcome: outcome.changed,  # a function does not tell
 }
 """The answer of an operation, by what its block came to; of others, whether it was accepted."""
 
@@ -389,20 +337,18 @@ def begin(
     """Begin an operation.
 
     Args:
-        given: The arguments that are parameters of the block.
-        arguments: All, with the job or the jobs.
-        states: Those that `jobs` may answer.
+        given: The arguments that are parameters of the block; `arguments` are all.
     """
     bindings: Mapping[str, Parameter] = {name: _bind(name, one) for name, one in given.items()}
     read = _ANSWERS.get(operation, _accepted)
     match operation, arguments:
         case "complete_many", {"jobs": []}:
             return frozenset[str]()
-        case "complete_many", {"jobs": list() | tuple() as jobs}:
-            bindings = {**_tokens(jobs), **bindings}
-            read = partial(_completed, jobs=jobs)
-        case "complete_and_claim", {"jobs": list() | tuple() as jobs}:
-            bindings = {**_tokens(jobs), **bindings}
+        case "complete_many" | "complete_and_claim", {"jobs": list() | tuple() as jobs}:
+            columns = [(column, value.oid) for column, value in jobs[0].token.items()]
+            bindings = {**_arrays([job.token for job in jobs], columns), **bindings}
+            if operation == "complete_many":
+                read = partial(_completed, jobs=jobs)
         case "complete" | "fail" | "heartbeat", {"job": Claim() as job}:
             bindings = {**job.token, **bindings}
             if operation == "heartbeat":

@@ -80,29 +80,18 @@ class Client(Facts):
 
 
 def describe(kind: type[Client]) -> dict[str, object]:
-    """The answer to `init`: what a class offers and promises.
-
-    Args:
-        kind: The class; its signatures and facts have been checked.
-    """
+    """The answer to `init`: what a class, whose signatures and facts are right, has to offer."""
     offered = [name for name in OPERATIONS if callable(getattr(kind, name, None))]
-    answer: dict[str, object] = {
-        "operations": [*offered, *(["clock"] if _moves_clock(kind) else [])],
+    moves_clock = hasattr(kind, "clock") or find_spec("time_machine") is not None
+    return {
+        "operations": [*offered, *(["clock"] if moves_clock else [])],
         "takes": {name: sorted(taken(kind, name)) for name in offered},
+        **facts_as_json(kind),
     }
-    return answer | facts_as_json(kind)
-
-
-def _moves_clock(kind: type[Client]) -> bool:
-    return hasattr(kind, "clock") or find_spec("time_machine") is not None
 
 
 class Responder:
-    """Answers messages with the help of one instance of a class.
-
-    Args:
-        kind: The class.
-    """
+    """Answers messages with the help of one instance of a class."""
 
     def __init__(self, kind: type[Client]) -> None:
         self._kind = kind
@@ -117,11 +106,7 @@ class Responder:
             self._traveller.stop()
 
     def answer(self, line: bytes) -> dict[str, object]:
-        """The answer to one message.
-
-        Args:
-            line: As it came.
-        """
+        """The answer to one message."""
         try:
             message = json.loads(line)
             return self._perform(str(message["op"]), message)

@@ -18,9 +18,7 @@ from queueproof.queues.sqlfile import SqlFileQueue, load
 DRAINER = "drainer"  # who claims what either version would: see `queueproof.schedule.actors`
 _UPKEEP = frozenset({"recover", "promote", "cleanup"})  # of whatever runs beside the workers
 _ANY = frozenset({*_UPKEEP, "install", "jobs", "start"})  # offered where one version has it
-_JOINED = frozenset(
-    {"complete_and_claim"}
-)  # asked of each version alone: its halves are asked here
+_JOINED = frozenset({"complete_and_claim"})  # each version's alone: its halves are asked here
 _MADE = re.compile(
     r'\bCREATE\s+(?:UNLOGGED\s+)?TABLE\s+(?:IF\s+NOT\s+EXISTS\s+)?(?:[\w"]+\.)?"?(\w+)',
     re.IGNORECASE,
@@ -39,27 +37,20 @@ _ABSENT: Mapping[str, object] = {
 
 @dataclass(frozen=True, slots=True)
 class Owned(Claim):
-    """A claim that knows which version made it: that version ends it, too.
+    """A claim that knows which version made it: that version ends it, too."""
 
-    Attributes:
-        version: Its place in `Deployment.versions`.
-    """
-
-    version: int = 0
+    version: int = 0  # its place in `Deployment.versions`
 
 
 class Deployment(SqlFileQueue):
     """A queue that is made of two, which act on the tables that both have made.
 
     The first worker of a program runs one version, the second the other; recovery, promotion and
-    cleanup are done by both, one after the other.
+    cleanup are done by both, one after the other. The schema of the one that is rolled out is a
+    migration of the old one's, or the same.
 
     Args:
-        new: The one that is rolled out. Its schema is a migration of the old one's, or the same.
         first: Which of them, 0 or 1, the workers with odd numbers run.
-
-    Attributes:
-        versions: The old one and the new one.
     """
 
     def __init__(self, old: SqlFileQueue, new: SqlFileQueue, first: int = 0) -> None:
@@ -70,12 +61,9 @@ class Deployment(SqlFileQueue):
         self.blocks = {**old.blocks, **new.blocks}
         for fact, value in _agreed(old, new).items():
             setattr(self, fact, value)
-        self.sees_backends = old.sees_backends or new.sees_backends
-        self.sees_cluster = old.sees_cluster or new.sees_cluster
+        for trait in ("sees_backends", "sees_cluster", "sends_time", "draws_lots", "keeps_state"):
+            setattr(self, trait, getattr(old, trait) or getattr(new, trait))
         self.joins_transactions = old.joins_transactions and new.joins_transactions
-        self.sends_time = old.sends_time or new.sends_time
-        self.draws_lots = old.draws_lots or new.draws_lots
-        self.keeps_state = old.keeps_state or new.keeps_state
         spans = [old.longest_span, new.longest_span]
         self.longest_span = None if None in spans else max(filter(None, spans), default=0.0)
         both = f"{old.digest} {new.digest} {first}"
@@ -121,15 +109,9 @@ class Deployment(SqlFileQueue):
         return self.begin_for("", operation, **arguments)
 
     def begin_for(self, actor: str, operation: str, **arguments: Any) -> Operation[Any]:  # noqa: ANN401
-        """Begin an operation of the version that an actor runs.
-
-        Args:
-            **arguments: Those of `OPERATIONS` that there are; each version gets what it takes.
-        """
-        absent: dict[str, Any] = {
-            name: _ABSENT[name] for name in OPERATIONS[operation] & _ABSENT.keys()
-        }
-        given = {**absent, **arguments}
+        """Begin an operation of the version that an actor runs; it is given what it takes."""
+        absent = {name: _ABSENT[name] for name in OPERATIONS[operation] & _ABSENT.keys()}
+        given: dict[str, Any] = {**absent, **arguments}
         match operation:
             case "install":
                 return self._install()
@@ -158,7 +140,7 @@ class Deployment(SqlFileQueue):
     def _install(self) -> Operation[None]:
         old, new = self.versions
         yield from old.begin("install")
-        if not _is_same_schema(old, new):
+        if _schema(old) != _schema(new):
             yield from new.begin("install")
 
     def _claim(self, order: tuple[int, ...], given: Mapping[str, object]) -> Operation[list[Claim]]:
@@ -217,27 +199,19 @@ def _share_nothing(old: SqlFileQueue, new: SqlFileQueue) -> bool:
         for version in (old, new)
     ]
     made = [
-        {
-            name.lower()
-            for statement in version.blocks["schema"].statements
-            for name in _MADE.findall(statement.text)
-        }
+        {name.lower() for text in _schema(version) for name in _MADE.findall(text)}
         for version in (old, new)
     ]
     return all(made) and made[0].isdisjoint(words[1]) and made[1].isdisjoint(words[0])
 
 
+def _schema(version: SqlFileQueue) -> list[str]:
+    return [statement.text for statement in version.blocks["schema"].statements]
+
+
 def _nothing() -> Operation[None]:
     """An operation of the other version's alone."""
     yield from ()
-
-
-def _is_same_schema(old: SqlFileQueue, new: SqlFileQueue) -> bool:
-    one, other = (
-        [statement.text for statement in version.blocks["schema"].statements]
-        for version in (old, new)
-    )
-    return one == other
 
 
 def _agreed(old: SqlFileQueue, new: SqlFileQueue) -> dict[str, object]:

@@ -9,7 +9,7 @@ from datetime import timedelta
 from functools import partial
 from typing import TypeAlias, get_args
 
-from queueproof.queues.block import listed, meant
+from queueproof.queues.block import meant
 from queueproof.queues.ids import IDS
 from queueproof.queues.model import Delivery, Order, Stale, State
 
@@ -25,13 +25,17 @@ class EntryError(ValueError):
 
 
 _UNITS = {
-    "us|microseconds?": timedelta(microseconds=1),
-    "ms|msecs?|milliseconds?": timedelta(milliseconds=1),
-    "s|secs?|seconds?": timedelta(seconds=1),
-    "m|mins?|minutes?": timedelta(minutes=1),
-    "h|hrs?|hours?": timedelta(hours=1),
-    "d|days?": timedelta(days=1),
-    "w|weeks?": timedelta(weeks=1),
+    word: length
+    for words, length in (
+        ("us microsecond microseconds", timedelta(microseconds=1)),
+        ("ms msec msecs millisecond milliseconds", timedelta(milliseconds=1)),
+        ("s sec secs second seconds", timedelta(seconds=1)),
+        ("m min mins minute minutes", timedelta(minutes=1)),
+        ("h hr hrs hour hours", timedelta(hours=1)),
+        ("d day days", timedelta(days=1)),
+        ("w week weeks", timedelta(weeks=1)),
+    )
+    for word in words.split()
 }
 LONGEST = timedelta(days=36525)
 _QUANTITY = re.compile(r"(\d+(?:\.\d+)?)\s*([a-z]+)\s*", re.ASCII)
@@ -52,7 +56,7 @@ def duration(value: object) -> timedelta:
     position = 0
     try:
         while quantity := _QUANTITY.match(text, position):
-            total += float(quantity[1]) * _unit(quantity[2])
+            total += float(quantity[1]) * _UNITS[quantity[2]]
             position = quantity.end()
         if clock := _CLOCK.fullmatch(text, position):
             hours, minutes, seconds = (float(part) for part in clock.groups())
@@ -76,13 +80,6 @@ def within_reach(span: timedelta) -> timedelta:
     if span > LONGEST:
         raise ValueError(f"it is longer than {LONGEST.days:,} days; no clock is moved as far")
     return span
-
-
-def _unit(word: str) -> timedelta:
-    for names, length in _UNITS.items():
-        if re.fullmatch(names, word):
-            return length
-    raise KeyError(word)
 
 
 def _lease(read: Reader, example: str, value: object) -> object:
@@ -171,10 +168,10 @@ def _states(value: object) -> dict[str, State]:
     if not isinstance(value, dict):
         how = 'write [states] and `done = "completed"` below it'
         raise ValueError(f"{value!r} is not a table; {how}")  # noqa: TRY004 - as every wrong value
-    known = get_args(State)
     for name, state in value.items():
-        if state not in known:
-            raise EntryError(name, f"{name} = {json.dumps(state)}: use {listed(known)}")
+        if state not in get_args(State):
+            message = f"{name} = {json.dumps(state)}: use {', '.join(get_args(State))}"
+            raise EntryError(name, message)
     return value
 
 
@@ -192,12 +189,8 @@ def _breaks(example: str, value: object) -> dict[str, str]:
 def readers(read: Reader, lease: str, breaks: str) -> Mapping[str, Callable[[object], object]]:
     """The reader of each fact that any queue may declare; a ValueError says what is wrong.
 
-    A file, a worker and a class differ in how they write a duration and a table.
-
-    Args:
-        read: Reads a duration.
-        lease: An example of one.
-        breaks: An example of `breaks`.
+    A file, a worker and a class differ in how they write a duration, as `read` reads it and `lease`
+    shows one, and a table, as `breaks` shows it.
     """
     return {
         "lease": partial(_lease, read, lease),

@@ -20,17 +20,16 @@ from queueproof.queues import sqltext
 from queueproof.queues.block import (
     ARRAYS,
     ELSE,
+    OF_A_JOB,
     Block,
     Mode,
     Statement,
-    listed,
     meant,
     no_parameter,
 )
 from queueproof.queues.model import NOW, OPERATIONS
 
 OPERATION_OF = {"schema" if name == "install" else name: name for name in OPERATIONS}
-_OF_A_JOB = frozenset({"complete", "fail", "heartbeat"})
 _OF_A_BATCH = frozenset({"complete_many", "complete_and_claim"})
 _MODES: Mapping[str, Mode] = {mode: mode for mode in get_args(Mode)}
 _OF_SQLC = frozenset({":one", ":many", ":exec", ":execrows"})
@@ -212,9 +211,8 @@ def _block(file: QueueText, start: int, marker: re.Match[str], end: int) -> Bloc
     if match is None:
         if early := _EARLY_SUFFIX.fullmatch(marker[1]):
             name, suffix, listed = early.groups()
-            file.fail(
-                start, f"{suffix} stands after the parameters: `-- name: {name}{listed}{suffix}`"
-            )
+            how = f"`-- name: {name}{listed}{suffix}`"
+            file.fail(start, f"{suffix} stands after the parameters: {how}")
         file.fail(start, "write a block's name as `-- name: claim(worker, limit)`")
     name, listed, suffix = match.groups()
     if name not in OPERATION_OF:
@@ -227,8 +225,7 @@ def _block(file: QueueText, start: int, marker: re.Match[str], end: int) -> Bloc
         file.fail(start, f"block {name} is empty")
     if sqltext.chains(found[-1].tokens):
         file.fail(found[-1].offset, f"AND CHAIN leaves {name} in another transaction: drop it")
-    bounds = [(one.offset, one.offset + len(one.text)) for one in found]
-    instead = _instead(file, bounds, body, end)
+    instead = _instead(file, found, body, end)
     statements = tuple(
         replace(statement_at(file, one), otherwise=n in instead) for n, one in enumerate(found)
     )
@@ -240,16 +237,15 @@ def _block(file: QueueText, start: int, marker: re.Match[str], end: int) -> Bloc
 
 
 def _instead(
-    file: QueueText, statements: Sequence[tuple[int, int]], body: int, end: int
+    file: QueueText, found: Sequence[sqltext.ScriptStatement], body: int, end: int
 ) -> set[int]:
     """Indices of a block's statements that stand behind a line `-- else`."""
-    lines = [start for start, _ in file.comments(OTHERWISE) if body <= start < end]
     instead: set[int] = set()
-    for line in lines:
-        if any(start < line < stop for start, stop in statements):
+    for line in (start for start, _ in file.comments(OTHERWISE) if body <= start < end):
+        if any(one.offset < line < one.offset + len(one.text) for one in found):
             continue  # a remark within a statement
-        before = bisect_right(statements, (line, line))
-        if before in {0, len(statements)}:
+        before = sum(one.offset < line for one in found)
+        if before in {0, len(found)}:
             file.fail(line, f"{ELSE} stands between two statements: the second is sent instead")
         instead.add(before)
     return instead
@@ -271,11 +267,7 @@ def _mode(file: QueueText, start: int, name: str, suffix: str) -> Mode:
 
 
 def statement_at(file: QueueText, found: sqltext.ScriptStatement) -> Statement:
-    """One statement.
-
-    Args:
-        found: The statement, with its place in the file.
-    """
+    """One statement, found in the file."""
     if (place := sqltext.positional(found.tokens)) is not None:
         file.fail(place, "parameters have names here: write :worker or the like, not $1")
     if sqltext.copies(found.tokens):
@@ -342,19 +334,17 @@ def _unknown(block: str, own: frozenset[str], name: str, *, first: bool) -> str:
     Which columns a claim or an earlier step returns only the server knows.
     """
     is_array = name.endswith("s") and (not first or block in _OF_A_BATCH)
-    if name in own or block in _OF_A_JOB or is_array:
+    if name in own or block in OF_A_JOB or is_array:
         return ""
     if block in _OF_A_BATCH:
         return f"{block} takes the claims' columns as arrays, {ARRAYS}: did you mean :{name}s?"
     if not own and first:
         return f"{block} takes no parameters, and uses :{name}; psql's variables are not filled in"
     near = get_close_matches(name.lower(), own, n=1)
-    told = meant(name, near) if near else f"{block} may use {listed(sorted(own))}"
+    told = meant(name, near) if near else f"{block} may use {', '.join(sorted(own))}"
     if not near and not first:
-        told = (
-            "columns that an earlier statement answered are arrays,"
-            f" {ARRAYS}: did you mean :{name}s?"
-        )
+        arrays = "columns that an earlier statement answered are arrays"
+        told = f"{arrays}, {ARRAYS}: did you mean :{name}s?"
     return f"unknown parameter :{name} in {block}; {told}"
 
 

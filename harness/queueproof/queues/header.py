@@ -34,8 +34,7 @@ class Header(NamedTuple):
     def offset(self, word: str, table: str = "") -> int:
         """The offset of the line that has a word as its key, or else anywhere.
 
-        Args:
-            table: The key to which it belongs, at or below whose line it stands.
+        With a table it belongs to that key, and stands at or below its line.
         """
         return self.starts[self._row(word, self._row(table) if table else 0)]
 
@@ -101,8 +100,7 @@ def _between(file: QueueText, opening: int, closing: int) -> Header:
 
 def _header_value(header: Header, key: str, value: object) -> object:
     if key not in FILE_KEYS:
-        message = f"unknown key {key!a}; {meant(key, FILE_KEYS)}"
-        header.file.fail(header.offset(key), message)
+        header.file.fail(header.offset(key), f"unknown key {key!a}; {meant(key, FILE_KEYS)}")
     try:
         return FILE_KEYS[key](value)
     except EntryError as error:
@@ -112,11 +110,7 @@ def _header_value(header: Header, key: str, value: object) -> object:
 
 
 def files_of(header: Header, pattern: str) -> list[QueueText]:
-    """The files that a path or a glob in `include` names, 2_b before 10_a.
-
-    Args:
-        pattern: The path or the glob.
-    """
+    """The files that a path or a glob in `include` names, 2_b before 10_a."""
     path = header.file.path.parent / pattern
     at = header.offset("include")
     if not re.search(r"[*?\[]", pattern):
@@ -135,11 +129,7 @@ def files_of(header: Header, pattern: str) -> list[QueueText]:
 
 
 def read_named(header: Header, key: str, path: Path) -> str:
-    """The text of a file that a key names.
-
-    Raises:
-        QueueError: It cannot be read, or is not UTF-8.
-    """
+    """The text of a file that a key names; QueueError where it cannot be read, or is not UTF-8."""
     try:
         return read(path)
     except QueueError as error:
@@ -160,10 +150,7 @@ def _place(path: Path) -> tuple[object, ...]:
 
 
 def including(header: Header, files: Sequence[QueueText], own: Block | None) -> Block:
-    """The schema's block with what is included ahead of its own statements.
-
-    Args:
-        own: The block of the file itself, if there is one.
+    """The schema's block with what is included ahead of its own statements, if it has some.
 
     Raises:
         FormatError: There is no statement in all of them.

@@ -80,8 +80,7 @@ def _kept(text: str, begin: int, end: int) -> Iterator[ScriptStatement]:
         raise sqltext.UnterminatedError(begin + error.offset) from None
     for statement in sqltext.split(text, found):
         if not _left_out(statement.tokens):
-            sql = _where_there_is_one(statement.tokens, statement.text)
-            yield statement._replace(text=sql)
+            yield statement._replace(text=_where_there_is_one(statement.tokens, statement.text))
 
 
 # --- what is left out ---------------------------------------------------------------------------
@@ -153,9 +152,8 @@ def _literal(field: str) -> str:
     r"""A field of COPY's text format (manual, COPY, File Formats) as a literal; \N is NULL."""
     if field == r"\N":
         return "NULL"
-    plain = _ESCAPE.sub(lambda escape: _character(escape[1]), field)
-    quoted = plain.replace("'", "''")
-    return f"'{quoted}'"
+    plain = _ESCAPE.sub(lambda escape: _character(escape[1]), field).replace("'", "''")
+    return f"'{plain}'"
 
 
 def _character(escaped: str) -> str:

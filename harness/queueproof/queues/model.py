@@ -256,13 +256,9 @@ def facts_as_json(facts: Facts | type[Facts]) -> dict[str, object]:
 
 
 def _as_json(value: object) -> object:
-    match value:
-        case timedelta():
-            return value.total_seconds()
-        case set() | frozenset():
-            return sorted(value)
-        case _:
-            return value
+    if isinstance(value, timedelta):
+        return value.total_seconds()
+    return sorted(value) if isinstance(value, set | frozenset) else value
 
 
 FACTS = tuple(name for name in Facts.__annotations__ if name != "required")
@@ -361,11 +357,10 @@ class Queue(Facts):
         Raises:
             QueueproofError: The queue is none that one file holds.
         """
-        message = (
+        raise QueueproofError(
             f"{self.name} is no queue file: declare its breaks yourself, in `breaks`: an attribute"
             ' of a class, a key of what a worker answers to init, as {"fencing": "why"}'
         )
-        raise QueueproofError(message)
 
     def takes(self, operation: str) -> frozenset[str]:
         """Arguments of `OPERATIONS[operation]` that the operation takes; none without it."""
@@ -395,10 +390,8 @@ class Queue(Facts):
         given = {name: arguments[name] for name in self.takes(operation) & arguments.keys()}
         generator = getattr(self, operation)(**given)
         if not isinstance(generator, Generator):
-            what = (
-                f"{operation} is no generator: it yields queueproof.Steps, and returns its answer"
-            )
-            raise ClassError(f"{self.name}: {what}")
+            what = "is no generator: it yields queueproof.Steps, and returns its answer"
+            raise ClassError(f"{self.name}: {operation} {what}")
         return self._checked(operation, generator)
 
     @property
@@ -483,9 +476,8 @@ def taken(owner: object, operation: str) -> frozenset[str]:
         operation: The method's name.
     """
     method = getattr(owner, operation, None)
-    return OPERATIONS[operation] & set(
-        inspect.signature(method).parameters if callable(method) else ()
-    )
+    named = inspect.signature(method).parameters if callable(method) else ()
+    return OPERATIONS[operation] & set(named)
 
 
 def resumed(operation: Operation[T], resume: Callable[[Callable[[], Any]], Any]) -> Operation[T]:
@@ -560,10 +552,7 @@ _ACCEPTED = ("True or False", lambda answer: isinstance(answer, int))
 _ANSWERS: Mapping[str, tuple[str, Callable[[Any], bool]]] = {
     "enqueue": _IDS,
     "recover": _IDS,
-    "claim": (
-        "a list of queueproof.Claims, whose id is a str",
-        lambda answer: _all(answer, _is_claim),
-    ),
+    "claim": ("a list of queueproof.Claims, whose id is a str", lambda one: _all(one, _is_claim)),
     "complete": _ACCEPTED,
     "fail": _ACCEPTED,
     "heartbeat": (

@@ -11,39 +11,30 @@ from queueproof.queues.model import Queue
 class Offer:
     """The facts about a queue that decide whether a guarantee can be asked of it.
 
-    Attributes:
-        queue: The queue under test.
-        held: Whether its claim ends inside a transaction, so that the row lock is the claim.
-        tied: Whether a claim ends with the connection that it was made on: because it is held, or
-            there is no lease, or as the queue itself was seen to do.
-        retries: Whether a job that failed at its first attempt of several was seen to come back.
-        beats: Whether a worker's next claim was seen to extend the lease of what it holds.
-        renews: Whether a heartbeat was seen to change the claim's token.
-        waits: Seconds for which a crashed worker's job was seen to wait after it was taken back by
-            a claim that answered nothing; None where the first claim got it.
-        late: Whether a crashed worker's job, beside no living one's, was seen to be still running
-            when its lease was over: leases may last longer than declared.
-        keyed: Whether an enqueue like one before was seen to make no second job.
-        exclusive: Whether a job was seen to wait while another one with its payload ran.
-        misses: Whether claims were seen to pass a ready job by although nobody acted: more often in
-            a row than one that looks into a part of the jobs may.
-        passes: How often in a row they were seen to, where they may.
-        several: Operations that were seen to send several statements: others may come between.
+    Most of them are what it was seen to do.
     """
 
     queue: Queue
-    held: bool
+    held: bool  # its claim ends inside a transaction, so that the row lock is the claim
+    # A claim ends with the connection that it was made on: because it is held, or there is no
+    # lease, or as the queue itself was seen to do.
     tied: bool = False
-    retries: bool = False
-    beats: bool = False
-    renews: bool = False
+    retries: bool = False  # a job that failed at its first attempt of several came back
+    beats: bool = False  # a worker's next claim extended the lease of what it holds
+    renews: bool = False  # a heartbeat changed the claim's token
+    # Seconds for which a crashed worker's job waited after it was taken back by a claim that
+    # answered nothing; None where the first claim got it.
     waits: float | None = None
+    # A crashed worker's job, beside no living one's, was still running when its lease was over:
+    # leases may last longer than declared.
     late: bool = False
-    keyed: bool = False
-    exclusive: bool = False
+    keyed: bool = False  # an enqueue like one before made no second job
+    exclusive: bool = False  # a job waited while another one with its payload ran
+    # Claims passed a ready job by although nobody acted: more often in a row than one that looks
+    # into a part of the jobs may.
     misses: bool = False
-    passes: int = 0
-    several: frozenset[str] = frozenset()
+    passes: int = 0  # how often in a row they did, where they may
+    several: frozenset[str] = frozenset()  # operations that sent several statements
 
     def any_of(self, *operations: str) -> bool:
         """True if at least one of the operations is offered."""

@@ -7,7 +7,7 @@ import os.path
 import re
 import tomllib
 from collections.abc import Iterable
-from itertools import pairwise
+from itertools import chain, pairwise
 from pathlib import Path
 from typing import NamedTuple
 
@@ -73,17 +73,14 @@ def whole(file: QueueText, beneath: frozenset[str] = frozenset()) -> QueueText:
     lines = [
         *own.ahead,
         _Line("-- /// queue", fence),
-        *_lines(sorted(entries.values(), key=_is_table)),  # a key below a table would be its own
+        # A key below a table would be its own.
+        *chain.from_iterable(sorted(entries.values(), key=_is_table)),
         _Line("-- ///", fence),
         _Line("", fence),
-        *_lines(block for block in blocks.values() if not _is_empty(block)),
+        *(line for block in blocks.values() if not _is_empty(block) for line in block),
     ]
     text = "\n".join(line.text for line in lines)
     return QueueText(text, file.path, [line.source for line in lines])
-
-
-def _lines(parts: Iterable[list[_Line]]) -> Iterable[_Line]:
-    return (line for part in parts for line in part)
 
 
 def _is_table(entry: list[_Line]) -> bool:

@@ -48,11 +48,7 @@ def resolve(name: str) -> Queue:
 
 
 def sql_file(name: str, asked: str) -> sqlfile.SqlFileQueue:
-    """The queue of an SQL file.
-
-    Args:
-        asked: The command that takes nothing else.
-    """
+    """The queue of an SQL file, for a command that takes nothing else."""
     queue = resolve(name)
     if not isinstance(queue, sqlfile.SqlFileQueue):
         raise QueueproofError(f"{asked} takes a queue file (.sql): {name} is none")
@@ -118,8 +114,7 @@ def _from_class(name: str) -> Queue:
     for part in path.split("."):
         if not hasattr(found, part):
             classes = [known for known, value in vars(found).items() if isinstance(value, type)]
-            near = nearest(part, classes)
-            raise QueueproofError(f"{name}: {module_name} has no {part}{near}")
+            raise QueueproofError(f"{name}: {module_name} has no {part}{nearest(part, classes)}")
         found = getattr(found, part)
     if not (isinstance(found, type) and issubclass(found, Queue | Client)):
         raise QueueproofError(
@@ -145,8 +140,7 @@ def _from_class(name: str) -> Queue:
 
 
 def _unreadable(name: str) -> QueueproofError:
-    message = f"{name}: its source cannot be read, and a replay token must name it"
-    return QueueproofError(message)
+    return QueueproofError(f"{name}: its source cannot be read, and a replay token must name it")
 
 
 def _hosted(name: str, kind: type[Client], line: Source | None) -> WorkerQueue:
@@ -192,8 +186,8 @@ def _broken_import(name: str, error: BaseException) -> QueueError:
         if not frame.filename.startswith("<frozen") and frame.filename != importlib.__file__
     ]
     # The first is this file's own.
-    places = [Source(_shown(frame.filename), frame.lineno or 1) for frame in frames[1:]]
-    return QueueError(message, places[-1] if places else None)
+    last = [Source(_shown(frame.filename), frame.lineno or 1) for frame in frames[1:]][-1:]
+    return QueueError(message, *last)
 
 
 def _check_operations(kind: type[Queue | Client], line: Source | None) -> None:
@@ -210,16 +204,13 @@ def _check_operations(kind: type[Queue | Client], line: Source | None) -> None:
             continue
         if isinstance(inspect.getattr_static(kind, operation), property):
             continue
-        parameters = list(inspect.signature(method).parameters.values())[1:]
-        for parameter in parameters:
+        for parameter in list(inspect.signature(method).parameters.values())[1:]:
             if parameter.name in known or parameter.default is not parameter.empty:
                 continue
             if parameter.kind in {parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD}:
                 continue
-            near = (
-                nearest(parameter.name, known)
-                or f"; it may take {', '.join(sorted(known)) or 'nothing'}"
-            )
+            takes = f"; it may take {', '.join(sorted(known)) or 'nothing'}"
+            near = nearest(parameter.name, known) or takes
             message = f"{operation} cannot be given {parameter.name!r}{near}"
             raise ClassError(message, _first_line(method) or line)
 
@@ -244,11 +235,10 @@ def _check_names(
         meant = next((k for k in known if k not in written and _is_near(name, k)), None)
         if name in {*OPERATIONS, *FACTS} or meant is None:
             continue
-        where = _line_of(kind, name) or line
         raise ClassError(
             f"{name} says nothing to queueproof; did you mean {meant!r}? A name of your own may "
             f"begin with an underscore",
-            where,
+            _line_of(kind, name) or line,
         )
 
 
@@ -266,14 +256,11 @@ def _line_of(kind: type[Queue | Client], name: str) -> Source | None:
     for one in kind.__mro__:
         if name not in vars(one) and name not in inspect.get_annotations(one):
             continue
-        try:
-            lines, first = inspect.getsourcelines(one)
-            file = inspect.getsourcefile(one)
-        except (OSError, TypeError):
+        if (first := _first_line(one)) is None:
             return None
         own = re.compile(rf"\s+((async )?def )?{re.escape(name)}\b")
-        found = next((n for n, text in enumerate(lines) if own.match(text)), 0)
-        return Source(_shown(file), first + found) if file else None
+        lines = enumerate(inspect.getsourcelines(one)[0], first.line)
+        return Source(first.path, next((n for n, text in lines if own.match(text)), first.line))
     return None
 
 

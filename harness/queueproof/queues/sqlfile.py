@@ -74,11 +74,11 @@ def load_text(text: str, path: Path | str) -> SqlFileQueue:
     blocks = {block.name: block for block in blocks_of(file)}
     files: list[QueueText] = []
     if patterns := header.pop("include", None):
-        every = (one for pattern in patterns for one in files_of(keys, pattern))
         # A glob after a name may match it again: ["first.sql", "*.sql"].
         known: dict[str, QueueText] = {}
-        for one in every:
-            known.setdefault(os.path.realpath(one.path), one)
+        for pattern in patterns:
+            for one in files_of(keys, pattern):
+                known.setdefault(os.path.realpath(one.path), one)
         files = list(known.values())
         blocks["schema"] = including(keys, files, blocks.get("schema"))
     for name, hint in (
@@ -130,8 +130,8 @@ def _declaring(file: QueueText, reasons: Mapping[str, str]) -> str:
     with suppress(QueueError):
         if load_text(text, file.path).breaks == wanted:
             return text
-    message = "no entry can be added to [breaks]; write it as a table, a line for each entry"
-    raise QueueError(message, file.source(at))
+    how = "write it as a table, a line for each entry"
+    raise QueueError(f"no entry can be added to [breaks]; {how}", file.source(at))
 
 
 class SqlFileQueue(Queue):
@@ -210,13 +210,10 @@ class SqlFileQueue(Queue):
 
     def begin(self, operation: str, **arguments: object) -> Operation[Any]:
         """Begin an operation with those of the arguments that it takes."""
-        block = self._block(operation)
-        own = {
-            name: self._argument(name, arguments)
-            for name in self.takes(operation) - {"job", "jobs"}
-        }
+        takes = self.takes(operation) - {"job", "jobs"}
+        own = {name: self._argument(name, arguments) for name in takes}
         states = StateNames(self.states, partial(self._source_in, "states"))
-        return begin(block, operation, own, arguments, states)
+        return begin(self._block(operation), operation, own, arguments, states)
 
     def _block(self, operation: str) -> Block:
         return self.blocks["schema" if operation == "install" else operation]

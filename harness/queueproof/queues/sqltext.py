@@ -19,30 +19,19 @@ from sqlglot.errors import TokenError
 
 
 class UnterminatedError(ValueError):
-    """A string, quoted name, dollar quote or comment that is never closed.
-
-    Attributes:
-        offset: Where the line begins that opens it.
-    """
+    """A string, quoted name, dollar quote or comment that is never closed."""
 
     def __init__(self, offset: int) -> None:
-        """Point at a line's start."""
         super().__init__("a string, quoted name, dollar quote or comment is never closed")
-        self.offset = offset
+        self.offset = offset  # where the line begins that opens it
 
 
 class ScriptStatement(NamedTuple):
-    """One statement of a text.
+    """One statement of a text."""
 
-    Attributes:
-        text: Without its semicolon and without comments around it.
-        offset: Where it begins in the text.
-        tokens: Its tokens, with their offsets in the text.
-    """
-
-    text: str
-    offset: int
-    tokens: Sequence[Token]
+    text: str  # without its semicolon and without comments around it
+    offset: int  # where it begins in the text
+    tokens: Sequence[Token]  # with their offsets in the text
 
 
 class Replaced(NamedTuple):
@@ -56,34 +45,21 @@ class Replaced(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Compiled:
-    """A statement as the server gets it.
+    """A statement as the server gets it."""
 
-    Attributes:
-        sql: With `$1` to `$n`.
-        names: The parameters, `$1` first.
-        edits: What was replaced, in order.
-    """
-
-    sql: str
-    names: tuple[str, ...]
-    edits: tuple[Replaced, ...]
+    sql: str  # with `$1` to `$n`
+    names: tuple[str, ...]  # the parameters, `$1` first
+    edits: tuple[Replaced, ...]  # in order
 
 
 class Token(NamedTuple):
-    """A token that is not a comment.
+    """A token that is not a comment."""
 
-    Attributes:
-        kind: sqlglot's type; words of every sort are VAR, whatever they mean.
-        raw: The characters as they stand in the text.
-        value: The characters without their quotes.
-        end: Where it ends, exclusive.
-    """
-
-    kind: TokenType
-    raw: str
-    value: str
+    kind: TokenType  # sqlglot's; words of every sort are VAR, whatever they mean
+    raw: str  # the characters as they stand in the text
+    value: str  # the same without their quotes
     start: int
-    end: int
+    end: int  # exclusive
 
     @property
     def word(self) -> str:
@@ -133,15 +109,10 @@ def _scan(text: str) -> tuple[Token, ...]:
     )
     # sqlglot steps back one character too few where a lone dollar ends the text.
     found = _Lexer(dialect="postgres").tokenize(plain + "\n")
+    bounds = ((t, t.start, t.end + 1) for t in found)
     return tuple(
-        Token(
-            t.token_type,
-            text[t.start : t.end + 1],
-            t.text.replace(_NO_QUOTE, "$"),
-            t.start,
-            t.end + 1,
-        )
-        for t in found
+        Token(t.token_type, text[start:end], t.text.replace(_NO_QUOTE, "$"), start, end)
+        for t, start, end in bounds
     )
 
 
@@ -194,13 +165,10 @@ _MARKS = {False: re.compile(r"--[^\n\r]*|/\*"), True: re.compile(r"/\*|\*/")}
 
 
 def split(text: str, found: Sequence[Token] | None = None) -> list[ScriptStatement]:
-    """The statements of a text, as psql splits them.
+    """The statements of a text, or of a piece of it whose tokens are given, as psql splits them.
 
     A semicolon ends a statement unless it stands in parentheses (CREATE RULE) or between BEGIN
     ATOMIC and its END. Comments around a statement are left out, but for a planner hint before it.
-
-    Args:
-        found: The tokens of a piece of it; None for all.
     """
     statements: list[ScriptStatement] = []
     pending: list[Token] = []
@@ -266,12 +234,9 @@ def only_selects(sql: str) -> bool:
     """
     if first_keyword(sql) not in {"SELECT", "WITH", "VALUES"}:
         return False
-    words = ["", *(token.word for token in tokens(sql))]
-    locks = {"FOR", "KEY"}  # FOR UPDATE, FOR NO KEY UPDATE
-    return not any(
-        word in _CHANGES and not (word == "UPDATE" and before in locks)
-        for before, word in pairwise(words)
-    )
+    words = pairwise(["", *(token.word for token in tokens(sql))])
+    locks = {("FOR", "UPDATE"), ("KEY", "UPDATE")}  # FOR UPDATE, FOR NO KEY UPDATE
+    return not any(pair[1] in _CHANGES and pair not in locks for pair in words)
 
 
 def changes_rows(sql: str) -> bool:
@@ -291,9 +256,6 @@ def compile_statement(sql: str, *, move_clock: bool = True) -> Compiled:
     The clock is a schema `clock` ahead of `pg_catalog` in the search_path: it catches `now()`,
     but neither `CURRENT_TIMESTAMP` nor `pg_catalog.now()` nor `'now'::timestamptz`. These are
     rewritten, in the bodies of functions too, and so is a search_path without the clock.
-
-    Args:
-        move_clock: Whether to rewrite the forms of the time.
     """
     found = tokens(sql)
     first_use = parameters(found)
@@ -308,11 +270,7 @@ def compile_statement(sql: str, *, move_clock: bool = True) -> Compiled:
 
 
 def _all_times(found: Sequence[Token], first: Sequence[Token]) -> Iterator[Replacement]:
-    """All that a clock has to be put into.
-
-    Args:
-        first: Those of them that may be the first of a statement.
-    """
+    """All that a clock has to be put into; `first` may be the first of a statement."""
     # PostgreSQL freezes 'now' in a DEFAULT or a view when it is created: a queue that relies on it
     # is broken, and a rewrite would excuse it.
     frozen = any(token.word in {"CREATE", "ALTER"} for token in first)
@@ -330,11 +288,9 @@ _SOME_TIME = re.compile(
 
 @lru_cache(maxsize=1024)
 def move_times(sql: str) -> str:
-    """A client's SQL with the forms of the time turned into the clock's functions.
+    """A client's statements with the forms of the time turned into the clock's functions.
 
-    Args:
-        sql: Statements of any number, with `$1` for parameters. What cannot be read as such is left
-            as it is.
+    Their parameters are `$1` and so on. What cannot be read as such is left as it is.
     """
     if not _SOME_TIME.search(sql):
         return sql
@@ -364,7 +320,7 @@ def position_in(compiled: Compiled, server_position: int) -> int:
         server_position: Character of the sent SQL, from 1, as PostgreSQL's error reports it.
 
     Returns:
-        Offset in the original, from 0; the start of what was replaced, if it points inside.
+        Offset from 0; the start of what was replaced, if it points inside.
     """
     sent = max(0, server_position - 1)
     shift = 0
@@ -378,14 +334,8 @@ def position_in(compiled: Compiled, server_position: int) -> int:
 
 
 _OPERANDS = frozenset(
-    {
-        TokenType.VAR,
-        TokenType.IDENTIFIER,
-        TokenType.NUMBER,
-        TokenType.STRING,
-        TokenType.R_PAREN,
-        TokenType.R_BRACKET,
-    }
+    {TokenType.VAR, TokenType.IDENTIFIER, TokenType.NUMBER, TokenType.STRING}
+    | {TokenType.R_PAREN, TokenType.R_BRACKET}
 )
 
 
@@ -422,13 +372,8 @@ def _slice_colons(found: Sequence[Token]) -> set[int]:
     for token in found:
         if token.raw in {"[", "("}:
             # `ARRAY[:a, :b]` lists elements; it has no slice.
-            subscript = (
-                token.raw == "["
-                and before is not None
-                and before.kind in _OPERANDS
-                and before.word != "ARRAY"
-            )
-            opened.append((subscript, []))
+            operand = before and before.kind in _OPERANDS and before.word != "ARRAY"
+            opened.append((token.raw == "[" and bool(operand), []))
         elif token.raw in {"]", ")"} and opened:
             subscript, candidates = opened.pop()
             if subscript and candidates:
@@ -527,7 +472,7 @@ def _read_late_at(found: Sequence[Token], index: int) -> Hit | None:
             behind = index + 3
         case _:
             return None
-    while behind < len(found) and found[behind].raw == ")":
+    while _raws(found, behind, 1) == [")"]:
         behind += 1
     cast = behind < len(found) and found[behind].raw.upper() in {"::", "AS"}
     return (index + 2, "clock.now()") if cast and _after_type(found, behind + 1) else None
@@ -560,9 +505,7 @@ def _paths(found: Sequence[Token]) -> Iterator[Replacement]:
     """
     for index, token in enumerate(found):
         if token.word == "SET":
-            start = (
-                index + 1 + (_raws(found, index + 1, 1) != [] and found[index + 1].word in _SETS)
-            )
+            start = index + 1 + any(one.word in _SETS for one in found[index + 1 : index + 2])
             match found[start : start + 2]:
                 case [Token(word="SEARCH_PATH"), Token() as to] if to.raw == "=" or to.word == "TO":
                     yield from _with_clock(_until(found, start + 2, {";"}))
@@ -616,18 +559,13 @@ def _times_in_body(found: Sequence[Token]) -> Iterator[Replacement]:
 
 
 def _times_quoted(token: Token, *, strings: bool) -> Iterator[Replacement]:
-    """The forms of the time in SQL between quotes.
-
-    Args:
-        strings: Whether its strings may be SQL in their turn, for EXECUTE.
-    """
+    """The forms of the time in SQL between quotes; its strings may be SQL as well, for EXECUTE."""
     if token.kind is TokenType.HEREDOC_STRING:
         quote = token.raw.index("$", 1) + 1
     elif token.kind is TokenType.STRING and token.raw.startswith("'"):
         quote = 1
     else:
         return
-    base = token.start + quote
     try:
         body = tokens(token.raw[quote:-quote])
     except UnterminatedError:
@@ -641,7 +579,7 @@ def _times_quoted(token: Token, *, strings: bool) -> Iterator[Replacement]:
     taken = -1
     for start, end, new in sorted(inner):
         if start >= taken:  # 'now' is a form of the time, and a string
-            yield base + start, base + end, new
+            yield token.start + quote + start, token.start + quote + end, new
             taken = end
 
 

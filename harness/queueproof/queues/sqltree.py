@@ -46,11 +46,7 @@ class Edit(NamedTuple):
 
 
 def applied(text: str, edits: Iterable[Edit]) -> str:
-    """A text with some edits made.
-
-    Args:
-        edits: Apart from each other, in any order.
-    """
+    """A text with some edits made, which stand apart from each other."""
     for edit in sorted(edits, reverse=True):
         text = text[: edit.span.start] + edit.new + text[edit.span.end :]
     return text
@@ -139,11 +135,7 @@ for _method in (
 
 
 class Parsed:
-    """A statement, its tree, and where its parts stand.
-
-    Raises:
-        SqlglotError: The parser does not understand it.
-    """
+    """A statement, its tree, and where its parts stand; SqlglotError where it is not understood."""
 
     def __init__(self, text: str) -> None:
         self.text = text
@@ -194,11 +186,7 @@ class Parsed:
         return None
 
     def without(self, parts: Sequence[exp.Expr], index: int) -> Edit:
-        """The edit that takes one of several parts away, with the AND or the comma beside it.
-
-        Args:
-            parts: Two or more, in the order of the text.
-        """
+        """The edit that takes one of two parts or more away, with the AND or comma beside it."""
         one = self.span(parts[index])
         if index == 0:
             return Edit(Span(one.start, self.span(parts[1]).start))
@@ -206,7 +194,7 @@ class Parsed:
 
     def clause(self, span: Span) -> Edit:
         """The edit that takes a clause away, with the space and the comments before it."""
-        ends = [token.end for token in self._tokens if token.end <= span.start]
+        ends = (token.end for token in self._tokens if token.end <= span.start)
         return Edit(Span(max(ends, default=0), span.end))
 
 

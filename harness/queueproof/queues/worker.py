@@ -63,13 +63,9 @@ class WorkerError(QueueError):
 
 @dataclass(frozen=True, slots=True)
 class WorkerClaim(Claim):
-    """A job in a worker's hands, as the worker described it.
+    """A job in a worker's hands, as the worker described it."""
 
-    Attributes:
-        job: The JSON object of the claim's answer; it goes back unchanged.
-    """
-
-    job: Json = field(default_factory=dict)
+    job: Json = field(default_factory=dict)  # the claim's answer; it goes back unchanged
 
 
 class WorkerQueue(Queue):
@@ -77,10 +73,6 @@ class WorkerQueue(Queue):
 
     What the queue promises and offers its workers say: until `described_by` has seen the
     answer to its `init`, nothing is promised, and only what every queue has is offered.
-
-    Attributes:
-        name: What the user typed.
-        argv: The worker's command and its arguments.
     """
 
     name: str = ""
@@ -97,6 +89,8 @@ class WorkerQueue(Queue):
         """Say how workers are started; none is yet.
 
         Args:
+            name: What the user typed.
+            argv: The worker's command and its arguments.
             written: Its definition, where the files among its arguments are not that.
             environment: Variables that it gets beside those of this process, libpq's excepted.
         """
@@ -132,10 +126,7 @@ class WorkerQueue(Queue):
     # --- what it is -----------------------------------------------------------------------------
 
     def described_by(self, answer: Json) -> None:
-        """Take over what the answer to `init` says.
-
-        Args:
-            answer: `operations`, and any of the header's keys.
+        """Take over what the answer to `init` says: `operations`, and any of the header's keys.
 
         Raises:
             WorkerError: It is an error, or breaks the format; the message says how to write it.
@@ -173,9 +164,8 @@ class WorkerQueue(Queue):
             if name not in OPERATIONS:
                 refuse(f'"takes" has the unknown operation {name!r}{_near(name, OPERATIONS)}')
             if not _is_strings(arguments):
-                refuse(
-                    f'"takes": {name!r} needs a list such as {json.dumps(sorted(OPERATIONS[name]))}'
-                )
+                example = json.dumps(sorted(OPERATIONS[name]))
+                refuse(f'"takes": {name!r} needs a list such as {example}')
             for argument in arguments:
                 if argument not in OPERATIONS[name]:
                     near = _near(argument, OPERATIONS[name])
@@ -187,10 +177,9 @@ class WorkerQueue(Queue):
     # --- messages and answers -------------------------------------------------------------------
 
     def request(self, operation: str, **arguments: Any) -> dict[str, Any]:  # noqa: ANN401 - JSON
-        """The message for one operation.
+        """The message for `init`, `install`, `clock` or an operation that it offers.
 
         Args:
-            operation: `init`, `install`, `clock` or one of those that it offers.
             **arguments: `dsn` and `queue` for init, `dsn` for install, `ahead` (seconds) for clock;
                 otherwise those of `OPERATIONS`, of which the worker gets what it takes.
         """
@@ -198,9 +187,9 @@ class WorkerQueue(Queue):
             arguments["dsn"] = as_uri(str(arguments["dsn"]))
         if operation in {"init", "install", "clock"}:
             return {"op": operation, **arguments}
-        takes = self.takes(operation)
+        takes = sorted(self.takes(operation))
         given = {name: self._argument(name, arguments.get(name)) for name in takes}
-        sent = {name: given[name] for name in sorted(given) if given[name] is not None}
+        sent = {name: value for name, value in given.items() if value is not None}
         return {"op": operation, **({"jobs": [sent]} if operation == "enqueue" else sent)}
 
     def _argument(self, name: str, value: object) -> object:
@@ -232,8 +221,8 @@ class WorkerQueue(Queue):
         match operation:
             case "enqueue" | "recover":
                 ids = _ids(answer.get("ids"), refuse)
-                if operation == "enqueue" and len(ids) != len(request["jobs"]):
-                    refuse(f"it was given {_counted(len(request['jobs']), 'job')}: as many ids")
+                if operation == "enqueue" and len(ids) != (given := len(request["jobs"])):
+                    refuse(f"it was given {given} job{'' if given == 1 else 's'}: as many ids")
                 return ids
             case "complete_many":
                 return _accepted_ids(answer, request, refuse)
@@ -254,10 +243,7 @@ class WorkerQueue(Queue):
                 return None
 
     def read_error(self, operation: str, answer: object) -> None:
-        """Look for the failure of what is no operation of a queue, and must not fail.
-
-        Args:
-            operation: `init`, `install`, `start` or `clock`.
+        """Look for the failure of `init`, `install`, `start` or `clock`, which must not fail.
 
         Raises:
             WorkerError: It is an error, or no JSON object.
@@ -313,11 +299,7 @@ def from_command(name: str) -> WorkerQueue:
 
 
 def as_uri(dsn: str) -> str:
-    """A libpq connection string as the URI that most client libraries read.
-
-    Args:
-        dsn: `host=... dbname=...`, or a URI already.
-    """
+    """A libpq connection string, or a URI already, as the URI that most client libraries read."""
     if "://" in dsn:
         return dsn
     try:
@@ -325,23 +307,20 @@ def as_uri(dsn: str) -> str:
     except psycopg.ProgrammingError:
         raise QueueproofError("the database's address is no connection string") from None
     path = quote(parts.pop("dbname", ""), safe="")
-    host = parts.get("host", "")
-    if not host or "/" in host or "," in host:
-        # A socket's directory is no host of a URI, and a user without a host is one to few.
-        return _with_query(f"postgresql:///{path}", parts)
-    del parts["host"]
-    place = f"[{host}]" if ":" in host else quote(host, safe="")
-    if port := parts.pop("port", ""):
-        place += f":{port}"
-    if user := parts.pop("user", ""):
-        password = parts.pop("password", None)
-        login = quote(user, safe="") + ("" if password is None else f":{quote(password, safe='')}")
-        place = f"{login}@{place}"
-    return _with_query(f"postgresql://{place}/{path}", parts)
-
-
-def _with_query(uri: str, parameters: Mapping[str, str]) -> str:
-    return f"{uri}?{urlencode(parameters, quote_via=quote, safe='/')}" if parameters else uri
+    host, place = parts.get("host", ""), ""
+    # A socket's directory is no host of a URI, and a user without a host is one to few.
+    if host and "/" not in host and "," not in host:
+        del parts["host"]
+        place = f"[{host}]" if ":" in host else quote(host, safe="")
+        if port := parts.pop("port", ""):
+            place += f":{port}"
+        if user := parts.pop("user", ""):
+            password = parts.pop("password", None)
+            login = quote(user, safe="")
+            login += "" if password is None else f":{quote(password, safe='')}"
+            place = f"{login}@{place}"
+    query = f"?{urlencode(parts, quote_via=quote, safe='/')}" if parts else ""
+    return f"postgresql://{place}/{path}{query}"
 
 
 class WorkerProcess:
@@ -351,6 +330,7 @@ class WorkerProcess:
     it calls `receive` when `stdout` is readable, and `check` before relying on it.
 
     Attributes:
+        answer: To the last message, once it is there.
         pid: Its process id, which is also its process group's.
         stdout: The descriptor on which it answers.
     """
@@ -359,7 +339,7 @@ class WorkerProcess:
         self._queue = queue
         self._name = name
         self._asked: Json | None = None
-        self._answer: Json | None = None
+        self.answer: Json | None = None
         self._pending = b""
         self._fault = ""
         self._ending: os.waitid_result | None = None
@@ -375,8 +355,8 @@ class WorkerProcess:
                 bufsize=0,
             )
         except OSError as error:
-            message = f"{queue.name} cannot be started: {error.strerror or error}"
-            raise WorkerError(message) from None
+            how = error.strerror or error
+            raise WorkerError(f"{queue.name} cannot be started: {how}") from None
         self.pid = self._process.pid
         self._stdin, self._log_pipe = (
             cast("IO[bytes]", pipe) for pipe in (self._process.stdin, self._process.stderr)
@@ -465,7 +445,7 @@ class WorkerProcess:
     @property
     def _is_awaited(self) -> bool:
         """True if the next line is the answer to something."""
-        return self._asked is not None and self._answer is None
+        return self._asked is not None and self.answer is None
 
     def _parse(self, line: bytes) -> None:
         if self._fault:
@@ -478,20 +458,15 @@ class WorkerProcess:
         elif (answer := _parsed(line)) is None:
             self._fault = f"wrote {shown}, which is no JSON object; its log belongs on stderr"
         else:
-            self._answer = answer
+            self.answer = answer
 
     def _receive_all(self) -> None:
         while not self._ended and not self._fault and select.select([self.stdout], [], [], 0)[0]:
             self.receive()
 
-    @property
-    def answer(self) -> Json | None:
-        """The answer to the last message, once it is there."""
-        return self._answer
-
     def take(self) -> Json:
         """The answer; the worker may be asked something else from now on."""
-        answer, self._answer, self._asked = self._answer, None, None
+        answer, self.answer, self._asked = self.answer, None, None
         assert answer is not None, "there is no answer yet"
         return answer
 
@@ -506,7 +481,7 @@ class WorkerProcess:
             self._receive_all()
         if self._fault:
             self._fail(self._fault)
-        if self._answer is not None:
+        if self.answer is not None:
             return
         if self._end() is not None:
             self._fail(_ending(self._end()))
@@ -517,10 +492,7 @@ class WorkerProcess:
             self._fail(_ending(self._end()) if self._end() else "closed its stdout, and runs on")
 
     def ask(self, message: Json, seconds: float | None = None) -> Json:
-        """Ask for something and wait for the answer.
-
-        Args:
-            seconds: How long to wait; None for `waits.ANSWER`.
+        """Ask for something and wait for the answer, for `waits.ANSWER` or so many seconds.
 
         Raises:
             WorkerError: As `send` and `check`, or there is no answer in time.
@@ -528,7 +500,7 @@ class WorkerProcess:
         self.send(message)
         seconds = waits.ANSWER if seconds is None else seconds
         limit = waits.Limit(seconds, f"{self._name} to answer {message['op']}")
-        while self._answer is None:
+        while self.answer is None:
             if limit.is_over():
                 self._fail(f"has not answered {message['op']} within {seconds:g} s")
             if select.select([self.stdout], [], [], limit.left())[0]:
@@ -632,10 +604,6 @@ def _ending(end: os.waitid_result | None) -> str:
 
 def _near(name: str, known: Iterable[str]) -> str:
     return nearest(name, known) or f"; known are {', '.join(sorted(known))}"
-
-
-def _counted(number: int, thing: str) -> str:
-    return f"{number} {thing}{'' if number == 1 else 's'}"
 
 
 def _is_strings(value: object) -> TypeGuard[list[str]]:
