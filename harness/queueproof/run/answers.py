@@ -21,23 +21,25 @@ FAULT_STATES = frozenset({"40P01", "57P01", "08006"})
 """SQLSTATEs of faults, never in `retry_on`: an earlier transaction of it may have committed."""
 
 
-def enqueue_arguments(queue: Queue, spec: JobSpec, payload: int) -> dict[str, object]:
-    """The arguments of an enqueue of a job.
-
-    Args:
-        payload: A number that no other job of the run has.
-    """
+def enqueue(call: Call, queue: Queue, spec: JobSpec) -> dict[str, object]:
+    """Record what of a job an enqueue takes; the arguments by which it is asked for."""
     takes = queue.takes("enqueue")
+    call.priority = spec.priority if "priority" in takes else 0
+    call.delay = spec.delay if "delay" in takes else 0.0
+    call.bound = _bound(queue, spec) if queue.max_attempts is not None else None
+    call.queue = spec.queue if "queue" in takes else "default"
+    call.payload = spec.payload if "payload" in takes else ""
     return {
-        "payload": _payload(spec.payload, payload),
-        "priority": spec.priority if "priority" in takes else 0,
-        "delay": timedelta(seconds=spec.delay if "delay" in takes else 0.0),
+        "payload": _payload(spec.payload, call.index),
+        "priority": call.priority,
+        "delay": timedelta(seconds=call.delay),
         "max_attempts": _bound(queue, spec) or DEFAULT_BOUND,
         "queue": spec.queue,
     }
 
 
 def _payload(kind: PayloadKind, number: int) -> str:
+    """A payload with a number that no other job of the run has."""
     match kind:
         case "":
             return f'{{"call": {number}}}'
@@ -58,9 +60,7 @@ def _large() -> str:
 def mistaken(calls: Sequence[Call], claims: Iterable[Claim]) -> str:
     """The mistake in claims that answer a job with another one's payload; else nothing.
 
-    Args:
-        calls: Those so far; an enqueue's payload says which one it was.
-        claims: The answer of a claim. A payload that the queue has changed says nothing.
+    An enqueue's payload says which of the calls it was, unless the queue has changed it.
     """
     for claim in claims:
         payload = claim.token.get("payload")
@@ -82,47 +82,23 @@ def in_order(enqueues: Iterable[Call], claims: Iterable[Claim]) -> list[Claim]:
     """Claims of one answer, in the order in which their jobs were enqueued.
 
     RETURNING has no order of its own: it follows how rows lie and which plan the server has just
-    then, and a worker that took its jobs so would do another thing in each run.
-
-    Args:
-        claims: The answer of a claim. Jobs that nobody was told of come last.
+    then, and a worker that took its jobs so would do another thing in each run. Jobs that nobody
+    was told of come last.
     """
     jobs = [job for call in enqueues for job in call.ids]
     places = {job: n for n, job in reversed(list(enumerate(jobs)))}
     return sorted(claims, key=lambda one: (places.get(one.id, len(jobs)), len(one.id), one.id))
 
 
-def record_enqueue(call: Call, queue: Queue, spec: JobSpec) -> None:
-    """Record what of a job an enqueue takes.
-
-    Args:
-        call: The enqueue, not answered yet.
-    """
-    takes = queue.takes("enqueue")
-    call.priority = spec.priority if "priority" in takes else 0
-    call.delay = spec.delay if "delay" in takes else 0.0
-    call.bound = _bound(queue, spec) if queue.max_attempts is not None else None
-    call.queue = spec.queue if "queue" in takes else "default"
-    call.payload = spec.payload if "payload" in takes else ""
-
-
 def _bound(queue: Queue, spec: JobSpec) -> int | None:
     """Most attempts of a job; None where neither the job nor the header says."""
-    header = queue.max_attempts
-    return (
-        spec.bound or header or DEFAULT_BOUND
-        if "max_attempts" in queue.takes("enqueue")
-        else header
-    )
+    if "max_attempts" in queue.takes("enqueue"):
+        return spec.bound or queue.max_attempts or DEFAULT_BOUND
+    return queue.max_attempts
 
 
 def read_answer(call: Call, value: Any) -> None:  # noqa: ANN401 - any answer of an operation
-    """Record what an operation answered.
-
-    Args:
-        call: The operation, not returned yet.
-        value: What it answered, as `Queue` describes it.
-    """
+    """Record what an operation answered, as `Queue` describes it; it has not returned yet."""
     call.answer = "accepted"
     match call.kind:
         case "enqueue":
@@ -154,21 +130,14 @@ def done(calls: Iterable[Call]) -> set[str]:
 
 
 def told(call: Call, value: Any) -> str:  # noqa: ANN401 - any answer of an operation
-    """The text of an answer in a trace.
-
-    Args:
-        call: The operation, with its answer.
-        value: What it answered, as `Queue` describes it.
-    """
+    """The text of an answer in a trace; `value` is the answer as `Queue` describes it."""
     match call.kind:
         case "claim":
-            if not value:
-                return "nothing"
-            return ", ".join(_describe(claim) for claim in value)
-        case "enqueue":
-            return f"job {', '.join(call.ids)}" if call.ids else call.answer
+            return ", ".join(map(_describe, value)) or "nothing"
+        case "enqueue" | "recover" if call.ids:
+            return f"job {', '.join(call.ids)}"
         case "recover":
-            return f"job {', '.join(call.ids)}" if call.ids else "nothing"
+            return "nothing"
         case "promote" | "start":
             return f"{call.moved} job{'s' if call.moved > 1 else ''}" if call.moved else "done"
         case "complete_many" if call.answer == "accepted":
@@ -181,9 +150,6 @@ def told(call: Call, value: Any) -> str:  # noqa: ANN401 - any answer of an oper
 
 
 def _describe(claim: Claim) -> str:
-    shown = [
-        f"{name} {value}"
-        for name, value in claim.token.items()
-        if name in {"attempt", "attempts", "try", "tries"}
-    ]
+    counts = claim.token.keys() & {"attempt", "attempts", "try", "tries"}
+    shown = [f"{name} {value}" for name, value in claim.token.items() if name in counts]
     return f"job {claim.id}" + (f" ({', '.join(shown)})" if shown else "")

@@ -22,18 +22,11 @@ $$
 
 
 class Clock:
-    """The time that `now()` and its kin show, as SQL that says so.
-
-    Attributes:
-        shift: Seconds by which it is ahead of real time.
-
-    Args:
-        superuser: Whether `rights.sql` is there.
-    """
+    """The time that `now()` and its kin show, as SQL that says so."""
 
     def __init__(self, *, superuser: bool) -> None:
-        self.shift = 0.0
-        self._superuser = superuser
+        self.shift = 0.0  # seconds by which it is ahead of real time
+        self._superuser = superuser  # whether `rights.sql` is there
         self._swift = superuser  # whether a move need not be seen by transactions that are open
         self._read = False  # whether `clock.now` has the body that reads the sequence
         self._server = 0.0  # seconds by which the server's time is ahead of `time.monotonic`
@@ -46,19 +39,14 @@ class Clock:
     def set_by(self, moment: Callable[[], str]) -> None:
         """Learn how the server's own clock goes, so that a worker's can go as it does.
 
-        Args:
-            moment: Asks it what it shows. What its answer takes is no worker's delay: a clock that
-                is behind by that would not find what has just been enqueued.
+        What its answer takes is no worker's delay: a clock that is behind by that would not find
+        what has just been enqueued.
         """
         asked = time.monotonic()
         self._server = datetime.fromisoformat(moment()).timestamp() - asked
 
     def shown(self, ahead: float) -> datetime:
-        """The time that the clock of a worker shows.
-
-        Args:
-            ahead: Seconds by which it is wrong.
-        """
+        """The time that the clock of a worker shows, which is wrong by some seconds."""
         return datetime.fromtimestamp(self._server + self.now() + ahead, UTC)
 
     def until_aligned(self, moment: str) -> float:
@@ -66,26 +54,18 @@ class Clock:
 
         A shorter move would leave it to the machine's speed whether a lease that began before it is
         over at a moment that is counted from after it, or whether the fraction has just passed.
-
-        Args:
-            moment: What the server's own clock shows, as text.
         """
         shown = datetime.fromisoformat(moment).timestamp() + self.shift
         return round((FRACTION - shown - 0.5) % 1.0 + 0.5, 6)
 
     def move(self, seconds: float, control: Scheduler, *, forget: bool) -> None:
-        """Set it forward.
-
-        Args:
-            control: Has the database show so much more than real time.
-            forget: Whether no transaction is open, whose `now()` is that of an earlier moment.
-        """
+        """Set it forward; forget earlier moments where no transaction is open that shows one."""
         self.shift += seconds
         ahead = f"{self.shift:.6f} seconds"
         if forget:
             self._moves.clear()
         if forget and self._swift:
-            self._moves.append((control.hop(ahead), self.shift))
+            self._moves.append((control.asked("hop", ahead), self.shift))
             if not self._read:
                 control.run(_READ)
                 self._read = True
@@ -95,17 +75,14 @@ class Clock:
             f"WHEN pg_catalog.now() >= '{since}' THEN interval '{shift:.6f} seconds'"
             for since, shift in self._moves
         )
-        self._moves.insert(0, (control.move(ahead, earlier), self.shift))
+        self._moves.insert(0, (control.asked("move", ahead, earlier), self.shift))
 
     def reset(self, *, measured: bool) -> str:
-        """Show real time.
+        """SQL that shows real time; empty where it is shown already.
 
         Args:
             measured: Whether what statements cost will be measured: they are planned as they would
                 be without us then, at each move anew.
-
-        Returns:
-            SQL that does so; empty where it does already.
         """
         moved = bool(self._moves) or (measured and self._read)
         self._moves.clear()

@@ -31,6 +31,7 @@ class Drain:
 
     def __init__(self, execution: Execution) -> None:
         self._execution = execution
+        self._state = execution.state
         self._queue = execution.queue
         self._history = execution.state.record.history
         self._recovered = Counter[str]()  # how often each job
@@ -41,7 +42,7 @@ class Drain:
     def run(self) -> None:
         """End what is open, then claim and complete until every job has come out."""
         self._finish_open()
-        drainer = self._execution.state.actor(DRAINER)
+        drainer = self._state.actor(DRAINER)
         for seconds in moves(self._queue.lease_seconds):
             if seconds:
                 self._execution.advance(drainer, seconds)
@@ -52,9 +53,7 @@ class Drain:
 
     def _finish_open(self) -> None:
         """Have live workers complete what they hold, and end those that cannot."""
-        workers = [
-            actor for actor in self._execution.state.actors.values() if actor.claims or actor.flight
-        ]
+        workers = [actor for actor in self._state.actors.values() if actor.claims or actor.flight]
         refused = set[tuple[str, int]]()  # a second no says nothing more, and lengthens the story
         for _ in workers:  # ending one may let another go on
             for actor in workers:
@@ -100,14 +99,14 @@ class Drain:
             if len(got_since) >= DRAIN_CLAIMS or min(times, default=0) >= RETRIES:
                 break  # it answers the same jobs for ever
             moved = self._maintain(drainer)
-            got = [self._empty(drainer, queue) for queue in self._execution.state.queues]
+            got = [self._empty(drainer, queue) for queue in self._state.queues]
             before = self._states
             outstanding = self._outstanding(drainer)
             changed = before != self._states
             empty = 0 if changed else 1 if moved or any(got) else empty + 1
             if not outstanding or empty >= self._enough():
                 break
-        self._execution.state.instant("sweep", drainer.name, began=began)
+        self._state.instant("sweep", drainer.name, began=began)
         return outstanding
 
     def _enough(self) -> int:
@@ -191,7 +190,7 @@ class Drain:
 
     def _leaves_out(self, states: Mapping[str, State]) -> bool:
         """True if a list lacks a job that nothing has ended: it is lost, or the list is wrong."""
-        if self._execution.state.disturbed:
+        if self._state.disturbed:
             return False
         unseen = set[str]()
         for call in self._history.calls:

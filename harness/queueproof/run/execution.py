@@ -16,14 +16,7 @@ from queueproof.queues.model import FAILURE, Claim, Result, Step
 from queueproof.queues.sqltext import first_keyword, only_selects
 from queueproof.queues.worker import WorkerError
 from queueproof.run.actors import Actor, Flight, reachable
-from queueproof.run.answers import (
-    enqueue_arguments,
-    in_order,
-    mistaken,
-    read_answer,
-    record_enqueue,
-    told,
-)
+from queueproof.run.answers import enqueue, in_order, mistaken, read_answer, told
 from queueproof.run.lab import Lab
 from queueproof.run.record import Beat, Choice
 from queueproof.run.session import ConnectionLostError, execute, unanswered
@@ -75,10 +68,6 @@ class Execution:
 
     Args:
         schedule: The option taken at each choice; 0, go on, where it has ended.
-
-    Attributes:
-        state: Who acts, and what has happened.
-        queue: The queue under test.
     """
 
     def __init__(self, lab: Lab, terms: Terms, program: Program, schedule: Sequence[int]) -> None:
@@ -121,9 +110,7 @@ class Execution:
         producer = self.state.actor("producer")
         joined = len(specs) > 1 and self.queue.joins_transactions and not self._conditions.pooled
         if not joined:
-            for spec in specs:
-                self.state.reserve.appendleft(spec)
-                self.perform(producer, Do("enqueue"))
+            self._enqueue_each(producer, specs)
             return
         record = self.state.record
         made, told = len(record.history.calls), len(record.trace)
@@ -131,9 +118,7 @@ class Execution:
         self.state.stands_at = self.lab.now()
         session = self.lab.session(producer.name)
         session.run("BEGIN")
-        for spec in specs:
-            self.state.reserve.appendleft(spec)
-            self.perform(producer, Do("enqueue"))
+        self._enqueue_each(producer, specs)
         self.state.stands_at = None
         if session.in_transaction:
             session.run("COMMIT")
@@ -142,8 +127,12 @@ class Execution:
         for index in range(made, len(record.history.calls)):
             record.errors.pop(index, None)
         del record.history.calls[made:], record.trace[told:]
+        self._enqueue_each(producer, specs)
+
+    def _enqueue_each(self, producer: Actor, specs: Sequence[JobSpec]) -> None:
         for spec in specs:
-            self._enqueue([spec])
+            self.state.reserve.appendleft(spec)
+            self.perform(producer, Do("enqueue"))
 
     def _space_out(self) -> None:
         """Have real time decide nothing about the order of what is enqueued one by one."""
@@ -156,9 +145,8 @@ class Execution:
     def _stage(self, number: int, stage: Iterable[tuple[str, tuple[Do, ...]]]) -> None:
         acting = []
         for name, dos in stage:
-            actor = self.state.actor(name)
-            actor.todo.extend(dos)
-            acting.append(actor)
+            acting.append(self.state.actor(name))
+            acting[-1].todo.extend(dos)
         last: Actor | None = None
         while True:
             able = [actor for actor in acting if self.state.able(actor)]
@@ -178,9 +166,8 @@ class Execution:
                 choice = Choice(len(able), taken, going_on, number, inside)
                 self.state.record.choices.append(choice)
             last = able[taken]
-            self._alone = len(able) == 1 and not any(
-                other.flight for other in acting if other is not last
-            )
+            others = (other.flight for other in acting if other is not last)
+            self._alone = len(able) == 1 and not any(others)
             self._go_on(last)
             self.settle_blocked()
             while last.flight is not None and last.flight.whole and not last.blocked:
@@ -195,8 +182,7 @@ class Execution:
                 other.flight.stale = True
         flight = actor.flight
         if flight is None:
-            do = actor.todo.popleft()
-            flight = self._do(actor, do)
+            flight = self._do(actor, actor.todo.popleft())
             if flight is None:
                 return
         if flight.gated:
@@ -211,7 +197,8 @@ class Execution:
             step = flight.step
             keyword = first_keyword(step.sql)
             if flight.between and self._conditions.pooled:
-                self._change_connection(actor, flight)
+                flight.session = self.state.next_of_pool(actor, flight.call)
+                flight.between = False
             inside = flight.session.in_transaction or not self.lab.ends_transactions
             wraps = flight.split and not inside and keyword in _HOLDABLE
             flight.wrapped = wraps and not self._alone
@@ -221,8 +208,7 @@ class Execution:
             elif step.request is None:
                 self.state.note(actor, "sql", step.sql)
             self._launch(actor, flight, step)
-            stopped = actor.blocked or flight.gated
-            if actor.flight is not flight or stopped or keyword not in _QUIET:
+            if actor.flight is not flight or actor.blocked or flight.gated or keyword not in _QUIET:
                 return
 
     def _do(self, actor: Actor, do: Do) -> Flight | None:
@@ -294,19 +280,18 @@ class Execution:
         """Wait until a session has answered (True), or has stopped or waits for another (False).
 
         Args:
-            flight: Its operation.
             look: Seconds until somebody asks whom it waits for; none for one that has waited.
         """
         session = flight.session
         limit: waits.Limit | None = None
         while not session.ready(look):
-            pids = [] if session.said else self.lab.blockers(flight.session)
+            pids = [] if session.said else self.lab.blockers(session)
             # What it has not said yet would be heard at the next gate, which it has not reached.
             if session.said or (self.lab.control_pid in pids and not session.gate):
                 if flight.split:
                     flight.gated = True
                     return False
-                self.lab.open_gate(flight.session)
+                self.lab.open_gate(session)
             if any(self.state.owner(pid) for pid in pids):
                 flight.blockers = pids
                 return False
@@ -327,17 +312,16 @@ class Execution:
                 if not actor.blocked or flight is None:
                     continue
                 answered = self._settle(flight)
-                if answered or flight.gated:
-                    actor.blocked = False
-                    changed = True
-                    if waiting > 1 and self.state.record.certain is None:
-                        self.state.record.certain = len(self.state.record.choices)
-                    if answered:
-                        self.state.note(actor, "goes on")
-                    else:
-                        self.state.note_stop(actor, flight)
+                if not (answered or flight.gated):
+                    continue
+                actor.blocked, changed = False, True
+                if waiting > 1 and self.state.record.certain is None:
+                    self.state.record.certain = len(self.state.record.choices)
                 if answered:
+                    self.state.note(actor, "goes on")
                     self._receive(actor, flight)
+                else:
+                    self.state.note_stop(actor, flight)
 
     def _receive(self, actor: Actor, flight: Flight) -> None:
         """Take a statement's answer; bring the operation to its next statement or its end."""
@@ -395,7 +379,7 @@ class Execution:
             return False
         # What answered nothing got no lock by trying; and pg_locks takes longer than the rest.
         asked = _UNWRITTEN if not result.rows else f"{_UNWRITTEN} AND {_NO_ADVISORY_LOCK}"
-        row = execute(flight.session, Step(asked)).rows[0]
+        (row,) = execute(flight.session, Step(asked)).rows
         return next(iter(row.values())).text == b"t"
 
     # --- operations -----------------------------------------------------------------------------
@@ -429,23 +413,16 @@ class Execution:
         actor.flight = Flight(call, session, generator, step, do, split, do.whole, claim=claim)
         return actor.flight
 
-    def _change_connection(self, actor: Actor, flight: Flight) -> None:
-        flight.session = self.state.next_of_pool(actor, flight.call)
-        flight.between = False
-
     def _arguments(self, actor: Actor, do: Do, call: Call) -> dict[str, object]:
         arguments: dict[str, object] = {"queue": do.queue, "worker": actor.identity}
         if self.queue.lease_time is not None:
             arguments["lease"] = self.queue.lease_time
         match do.kind:
             case "enqueue":
-                spec = self.state.reserve.popleft()
-                record_enqueue(call, self.queue, spec)
-                arguments |= enqueue_arguments(self.queue, spec, call.index)
+                arguments |= enqueue(call, self.queue, self.state.reserve.popleft())
             case "claim":
-                call.limit = arguments["limit"] = self.queue.most(
-                    "claim", do.limit, held=self._terms.held
-                )
+                limit = self.queue.most("claim", do.limit, held=self._terms.held)
+                call.limit = arguments["limit"] = limit
                 call.queue = do.queue
             case "heartbeat" if not actor.has(do.job):
                 pass
@@ -570,11 +547,7 @@ class Execution:
             self.crash(actor)
 
     def advance(self, actor: Actor, seconds: float, told: float | None = None) -> None:
-        """Move the database's clock.
-
-        Args:
-            told: What a story says of it; 0: about a second. None: the same.
-        """
+        """Move the database's clock; a story may be told another span, 0 for about a second."""
         call = self.state.instant("advance", actor.name, delay=seconds if told is None else told)
         self.lab.advance(seconds)
         self.state.note(actor, "clock", f"{seconds:g}", call=call)
@@ -584,9 +557,6 @@ class Execution:
 
         Due jobs are promoted, and workers that hold nothing beat. Those that hold something beat
         when the program says so: it may be about their lease.
-
-        Args:
-            promotes: Whether somebody promotes.
         """
         promotes = promotes and "promote" in self.queue.offers
         if promotes and not self.state.must_wait(Do("promote")):
@@ -655,12 +625,10 @@ class Execution:
         if actor.flight is not None:
             self.state.record.faults.append((fault, actor.flight.call.kind, actor.flight.sent))
             return
-        calls = (
-            c for c in reversed(self.state.record.history.calls) if c.kind in self.queue.offers
-        )
-        last = next((call.kind for call in calls if call.actor == actor.name), None)
-        if last is not None:
-            self.state.record.faults.append((fault, f"after {last}", 0))
+        for call in reversed(self.state.record.history.calls):
+            if call.kind in self.queue.offers and call.actor == actor.name:
+                self.state.record.faults.append((fault, f"after {call.kind}", 0))
+                return
 
     def _lose(self, actor: Actor, flight: Flight) -> None:
         """The server has acted, and its answer is lost: the worker never learns of it."""
@@ -755,8 +723,6 @@ class Execution:
         while actor.flight is not None and not actor.blocked:
             self._go_on(actor)
         self.settle_blocked()
-
-    # --- the trace ------------------------------------------------------------------------------
 
 
 def _answer_of_error(sqlstate: str, flight: Flight, retry_on: frozenset[str]) -> Answer:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import product
 
 from queueproof import waits
 from queueproof.run.session import STOPS, ConnectionLostError, LibpqSession
@@ -60,9 +61,10 @@ LATEST = "SELECT pg_catalog.max(oid) FROM pg_catalog.pg_class"
 # What the scheduler asks most often, prepared. Target lists are evaluated from left to right.
 _ASKED = {
     "blockers": "SELECT pg_catalog.pg_blocking_pids($1::int4)",
-    "latest": LATEST,
+    "latest": LATEST,  # the oid of the relation that was made last
+    # The clock shows so much more than real time from now on, and when that is: see clock.sql.
     "move": "SELECT clock.move($1, $2)",
-    "hop": "SELECT clock.hop($1)",
+    "hop": "SELECT clock.hop($1)",  # the same where no transaction is open
     "moment": "SELECT pg_catalog.clock_timestamp()::pg_catalog.timestamptz(6)::text",
     "open": """
 SELECT pg_catalog.pg_advisory_lock($2::int4, $1::int4),
@@ -76,11 +78,7 @@ _EVENTS = {"statement": "INSERT OR UPDATE OR DELETE", "row": "UPDATE OR DELETE"}
 
 
 class Scheduler(LibpqSession):
-    """The connection that holds the gates' keys, and asks who waits for whom.
-
-    Args:
-        meanwhile: What is done while an answer is waited for that nobody else waits for.
-    """
+    """The connection that holds the gates' keys, and asks who waits for whom."""
 
     def __init__(self, conninfo: str, meanwhile: waits.Meanwhile | None) -> None:
         super().__init__(conninfo, "queueproof itself", meanwhile=meanwhile)
@@ -91,46 +89,26 @@ class Scheduler(LibpqSession):
             self.pgconn.send_prepare(name.encode(), asked.encode())
             self._answered(asked)
 
-    def _asked(self, name: str, *values: int | str) -> bytes:
-        """The answer to one of its prepared queries."""
+    def asked(self, name: str, *values: int | str) -> str:
+        """The answer to one of its prepared queries, as text."""
         self.pgconn.send_query_prepared(name.encode(), [str(one).encode() for one in values])
         answer = self._answered(name)
         value = answer.get_value(0, 0) if answer.ntuples else None
         if value is None:
             raise ConnectionLostError("the server closed the connection of queueproof itself")
-        return value
+        return value.decode()
 
     def blocking(self, pid: int) -> list[int]:
         """The backends that a backend waits for (`pg_blocking_pids`)."""
-        value = self._asked("blockers", pid)
-        return [int(pid) for pid in value[1:-1].split(b",")] if len(value) > 2 else []  # noqa: PLR2004 - both braces
+        found = self.asked("blockers", pid).strip("{}")
+        return [int(one) for one in found.split(",")] if found else []
 
     def moment(self) -> str:
         """The time that the server's own clock shows, as text."""
-        return self._asked("moment").decode()
-
-    def move(self, shift: str, earlier: str) -> str:
-        """Have the database's clock show more than real time from now on: see clock.sql.
-
-        Returns:
-            The moment, as text.
-        """
-        return self._asked("move", shift, earlier).decode()
-
-    def hop(self, shift: str) -> str:
-        """The same where no transaction is open: see clock.sql."""
-        return self._asked("hop", shift).decode()
-
-    def latest(self) -> int:
-        """The oid of the relation that was made last."""
-        return int(self._asked("latest"))
+        return self.asked("moment")
 
     def restore(self, sql: str) -> int:
-        """Run statements that bring tables back to the beginning.
-
-        Returns:
-            The oid of the relation that was made last.
-        """
+        """Bring tables back to the beginning; the oid of the relation that was made last."""
         self.pgconn.send_query(f"{sql}; {LATEST}".encode())
         return int(self._answered(sql).get_value(0, 0) or 0)
 
@@ -147,19 +125,14 @@ class Scheduler(LibpqSession):
     def open_gate(self, pid: int) -> None:
         """Let a backend that has stopped at a gate go on, and no further than to the next one."""
         held, other = self._keys[pid]
-        self._asked("open", pid, other, held)
+        self.asked("open", pid, other, held)
         self._keys[pid] = other, held
-
-    def cancel_backend(self, pid: int) -> None:
-        """Cancel what a backend runs."""
-        self._asked("cancel", pid)
 
 
 def without(relations: Sequence[str]) -> Iterator[str]:
     """Statements that take every gate away."""
-    for relation in relations:
-        for level in _EVENTS:
-            yield f'DROP TRIGGER IF EXISTS "~queueproof {level}" ON {relation}'
+    for relation, level in product(relations, _EVENTS):
+        yield f'DROP TRIGGER IF EXISTS "~queueproof {level}" ON {relation}'
 
 
 def within(gate: Gate | None, statement: Sequence[str], row: Sequence[str]) -> Iterator[str]:
@@ -176,11 +149,8 @@ def within(gate: Gate | None, statement: Sequence[str], row: Sequence[str]) -> I
             tables, whose own triggers fire; a row trigger of a partitioned table is its
             partitions' too.
     """
-    if gate is None or gate not in INSIDE:
-        return
-    gated = {"statement": statement, "row": row}
-    for level in _EVENTS if gate == "every" else [gate]:
-        for relation in gated[level]:
+    for level, relations in (("statement", statement), ("row", row)):
+        for relation in relations if gate in {level, "every"} else ():
             yield (
                 f'CREATE TRIGGER "~queueproof {level}" BEFORE {_EVENTS[level]} ON {relation} '
                 f"FOR EACH {level.upper()} EXECUTE FUNCTION clock.gate()"

@@ -8,6 +8,7 @@ import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from datetime import timedelta
+from functools import partial
 from importlib.resources import files
 from typing import Any, TypeGuard
 from zlib import crc32
@@ -83,48 +84,30 @@ FROM pg_catalog.pg_statio_user_tables
 
 
 class Lab:
-    """The place for one queue's runs: its database, its sessions, its clock.
+    """The place for one queue's runs: its database, its sessions, its clock."""
 
-    Attributes:
-        queue: The queue under test.
-        server: The server that it is installed on.
-        conninfo: Of its database, as its owner: what the harness does there may set off code of the
-            queue's, and must lend it no rights.
-        arrays: Array type of each type that the queue's schema defines, by oid.
-        schema: The statements that installed it.
-        has_own_clock: Whether its operations are code, which may ask its process for the time.
-        by_clients: Whether its workers are processes with connections of their own.
-        gates: Where inside a statement its sessions can stop.
-        stops: Whether statements that begin from now on stop there.
-        ends_transactions: Whether transactions are begun and ended here, as statements are sent.
-        chooses_connections: Whether it is said here on which connection a transaction runs.
-        remembers: Whether its workers may keep something from one run to the next.
-        reconnects: Whether its workers see for themselves that a connection is gone, and go on.
-        unmoved: Why the queue's time could not be moved with the database's; or nothing.
-        started: Workers, as the queue knows them, whose life has begun since the last reset.
-        twin: The same queue on a server that may be killed, once `twin_of` has opened it.
-        resources: What ends with it.
-    """
-
-    by_clients = False
+    by_clients = False  # its workers are processes with connections of their own
+    # Where inside a statement its sessions can stop.
     gates: frozenset[Gate] = frozenset({"statement", "row", "every", "query"})
-    ends_transactions = True
-    chooses_connections = True
-    remembers = False
-    reconnects = False
-    unmoved = ""
+    ends_transactions = True  # they are begun and ended here, as statements are sent
+    chooses_connections = True  # it is said here on which connection a transaction runs
+    remembers = False  # its workers may keep something from one run to the next
+    reconnects = False  # its workers see for themselves that a connection is gone, and go on
+    unmoved = ""  # why the queue's time could not be moved with the database's; or nothing
     # What is done while one of the harness's own connections is waited for.
     _meanwhile: waits.Meanwhile | None = None
 
     def __init__(self, queue: Queue, server: Server, conninfo: str) -> None:
         self.queue = queue
         self.server = server
+        # As the database's owner: what the harness does there may set off code of the queue's, and
+        # must lend it no rights.
         self.conninfo = server.for_queue(conninfo)
-        self.arrays: dict[int, int] = {}
-        self.schema: list[Step] = []
+        self.arrays: dict[int, int] = {}  # of each type that the queue's schema defines, by oid
+        self.schema: list[Step] = []  # the statements that installed it
         self._admin = self._connect()
-        self.twin: Lab | None = None
-        self.resources = ExitStack()
+        self.twin: Lab | None = None  # on a server that may be killed, once `twin_of` has opened it
+        self.resources = ExitStack()  # what ends with it
         self._pooler: Pooler | None = None
         self._sessions: dict[str, Session] = {}
         self._vacant: list[LibpqSession] = []  # of dead workers, emptied
@@ -136,10 +119,13 @@ class Lab:
         self._resets = 0
         self._payloads = itertools.count(1)
         self._under_way = False  # a run, in which workers act beside each other
-        self.stops = False
-        self.started: set[str] = set()
+        self.stops = False  # statements that begin from now on stop at a gate
+        self.started: set[str] = (
+            set()
+        )  # workers' identities whose life has begun since the last reset
         self._conditions = PLAIN  # of the run that the last reset was for
         self._seed = 0  # the same
+        # Its operations are code, which may ask its process for the time.
         self.has_own_clock = not isinstance(queue, SqlFileQueue)
         try:
             self._install(conninfo)
@@ -230,9 +216,9 @@ class Lab:
                 step = steps.send(result)
         except StopIteration:
             if installer.in_transaction:
-                begins = [one for one in self.schema if first_keyword(one.sql) in BEGINS]
+                begins = [one.source for one in self.schema if first_keyword(one.sql) in BEGINS]
                 message = "schema leaves a transaction open: end it with COMMIT"
-                raise QueueError(message, begins[-1].source if begins else None) from None
+                raise QueueError(message, *begins[-1:]) from None
         finally:
             installer.close()
 
@@ -282,8 +268,7 @@ class Lab:
         self._measures = renew
         if self.remembers and (full or self._resets == _FIRST_LOOK):
             self.tables.refuse_new()
-        real = self.clock.reset(measured=renew)
-        far = self._conditions.far
+        real, far = self.clock.reset(measured=renew), self._conditions.far
         self.tables.go_back(real, full=full, far=far, drop_new=not self.remembers)
         for session in emptied:
             try:
@@ -348,8 +333,7 @@ class Lab:
     def _wanted(self, key: str) -> Mapping[str, str]:
         """The settings that the session under a key begins with."""
         wanted = self._conditions.settings(key.partition(",")[0])
-        planned = self._conditions.planner or self._measures or key in HARNESS
-        if wanted or planned:
+        if wanted or self._conditions.planner or self._measures or key in HARNESS:
             wanted = {**_UNPREPARED, **wanted}
         if self._conditions.gate in {"query", "every"}:
             wanted = {"cursor_tuple_fraction": "1", **wanted}  # a cursor's plan is the query's own
@@ -382,10 +366,9 @@ class Lab:
         return None
 
     def start(self, operation: str, actor: str = "", /, **arguments: Any) -> Operation[Any]:  # noqa: ANN401 - whatever operations take and answer
-        """Begin one of the queue's operations on behalf of an actor.
+        """Begin one of the queue's operations on behalf of an actor, whose clock may be wrong.
 
         Args:
-            actor: Who asks: its clock may be set wrong.
             **arguments: Those of `OPERATIONS` that there are; the operation gets what it takes.
         """
         if self.queue.sends_time:
@@ -404,11 +387,7 @@ class Lab:
             self.unmoved = f"{wallclock.MISSING}; and it is sent to the server ({shown})"
 
     def promote(self, jobs: int) -> bool:
-        """Have jobs made claimable that are due, where that takes a step of its own.
-
-        Returns:
-            Whether a promotion said that it made one.
-        """
+        """Have jobs made claimable that are due; whether a promotion said that it made one."""
         moved = False
         for _ in range(jobs if "promote" in self.queue.offers else 0):
             with suppress(ServerError):  # judged where promotions are
@@ -445,7 +424,7 @@ class Lab:
         if self._pooler or not isinstance(session, LibpqSession):
             session.cancel()
         else:
-            session.cancel(self._control.cancel_backend)
+            session.cancel(partial(self._control.asked, "cancel"))
 
     def own_session(self, key: str) -> LibpqSession:
         """The session under one of the keys of `HARNESS`."""
@@ -467,8 +446,7 @@ class Lab:
         """True if a session that has stopped at a gate has locked a row, and not the next."""
         if session.said:
             return session.said == "row"
-        found = self._admin.execute(_AT_ROW, [GATE_KEYS["row"], session.pid]).fetchone()
-        return found == (True,)
+        return self._admin.execute(_AT_ROW, [GATE_KEYS["row"], session.pid]).fetchone() == (True,)
 
     def discard(self, session: Session) -> None:
         """Close a session and wait until its backend has rolled back and gone."""
@@ -479,7 +457,7 @@ class Lab:
                 self._used.discard(key)
         pids = session.pids
         session.close()
-        self._until_rolled_back(pids)
+        self._until_gone(pids)
         if self._pooler and unfinished:  # the process ids that it gives out are not the backends'
             still = sum(session.in_transaction for session in self._sessions.values())
             waits.until(
@@ -487,10 +465,6 @@ class Lab:
                 waits.GONE,
                 f"the connection of {session.name} to roll back behind the pooler",
             )
-
-    def _until_rolled_back(self, pids: Sequence[int]) -> None:
-        """Wait until the backends of a session that was closed have gone."""
-        self._until_gone(pids)
 
     def _until_gone(self, pids: Sequence[int]) -> None:
         """Wait until backends have rolled back and gone, and take their gates' keys back."""
@@ -632,16 +606,11 @@ class Lab:
         """Shared buffers that the queue's tables and indexes were touched for, so far."""
         for session in self._sessions.values():
             session.run(_FLUSH)
-        row = self._admin.execute(_BUFFERS).fetchone()
-        assert row is not None
-        return int(row[0])
+        ((found,),) = self._admin.execute(_BUFFERS).fetchall()
+        return int(found)
 
     def execute(self, statement: str, seconds: float | None = None) -> Sequence[tuple[object, ...]]:
-        """Run a statement of the harness's own, outside the queue's sessions.
-
-        Args:
-            seconds: How long it may take; None for `waits.OWN`.
-        """
+        """Run a statement of the harness's own, for `waits.OWN` or so many seconds at most."""
         self._admin.seconds = seconds
         try:
             cursor = self._admin.execute(statement)

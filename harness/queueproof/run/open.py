@@ -56,10 +56,7 @@ def twin_of(lab: Lab) -> Lab:
 
     The lab's own server may have other labs. The twin's sessions begin with synchronous_commit =
     on, so that the kill of a process loses nothing that was acknowledged; what a power failure
-    loses with fsync = off is not asked.
-
-    Args:
-        lab: Where the queue is installed. The twin ends with it.
+    loses with fsync = off is not asked. The twin ends with the lab.
 
     Raises:
         ServerUnavailableError: The server could not be started once more.
@@ -81,7 +78,9 @@ def _held_responsible(server: Server, conninfo: str) -> Iterator[None]:
     except (psycopg.Error, ServerError, ConnectionLostError) as error:
         state = getattr(error, "sqlstate", None)
         told = str(error).strip().partition("\n")[0]
-        if state in HINDERED or _in_function(error):
+        # It may come from a function that one of the harness's statements has set off.
+        context = error.diag.context if isinstance(error, psycopg.Error) else None
+        if state in HINDERED or "function" in (context or ""):
             raise QueueError(
                 f"the queue's SQL keeps queueproof from its work: {told} ({state}). Has it"
                 " made an event trigger, or set default_transaction_read_only?"
@@ -108,11 +107,6 @@ def _held_responsible(server: Server, conninfo: str) -> Iterator[None]:
                 " SQL (pg_terminate_backend): with its connection a worker loses what it is at"
             ) from None
         raise
-
-
-def _in_function(error: Exception) -> bool:
-    """True if an error comes from a function that one of the harness's statements has set off."""
-    return isinstance(error, psycopg.Error) and "function" in (error.diag.context or "")
 
 
 def _start_of(conninfo: str) -> object:

@@ -33,68 +33,45 @@ Event: TypeAlias = Literal[
 
 @dataclass(frozen=True, slots=True)
 class Beat:
-    """One line of a run's trace.
-
-    Attributes:
-        call: Index of the call, -1 for none.
-        text: SQL, what was answered, which gate it stops at, or whom a fault happens to.
-        session: Whose connection it happened on; nothing where it was on none.
-        step: What was sent, for `sql`.
-        read: What its first column answered, where another statement of the operation followed.
-    """
+    """One line of a run's trace."""
 
     actor: str
-    call: int
+    call: int  # its index, -1 for none
     event: Event
-    text: str = ""
-    session: str = ""
-    step: Step | None = field(default=None, compare=False)
+    text: str = ""  # SQL, what was answered, which gate it stops at, or whom a fault happens to
+    session: str = ""  # whose connection it happened on; nothing where it was on none
+    step: Step | None = field(default=None, compare=False)  # what was sent, for `sql`
+    # What its first column answered, where another statement of the operation followed.
     read: tuple[str, ...] = field(default=(), compare=False)
 
 
 @dataclass(slots=True)
 class Choice:
-    """A moment at which the schedule chose.
+    """A moment at which the schedule chose."""
 
-    Attributes:
-        options: How many actors could go on.
-        taken: Which one did; 0 is the one that acted last, if it could.
-        preempts: Whether any other option takes the turn from an actor that could go on.
-        stage: The number of the stage.
-        inside: Whether the one that acted last stands inside a statement.
-    """
-
-    options: int
-    taken: int
-    preempts: bool
-    stage: int = 0
-    inside: bool = False
+    options: int  # how many actors could go on
+    taken: int  # which one did; 0 is the one that acted last, if it could
+    preempts: bool  # any other option takes the turn from an actor that could go on
+    stage: int = 0  # its number
+    inside: bool = False  # the one that acted last stands inside a statement
 
 
 @dataclass(slots=True)
 class Run:
-    """The record of one run.
+    """The record of one run."""
 
-    Attributes:
-        history: What was asked and answered.
-        trace: What happened, in order.
-        choices: Every moment at which the schedule chose.
-        staged: Calls that were invoked there; what comes after them ends the run.
-        errors: What the server answered to which step, by the index of the call.
-        certain: How many choices had been met when several sessions waited and a lock was
-            released: from then on the server decides who goes on. None where that never was.
-        faults: Which fault hit which operation, after how many of its statements.
-        short: The first claim that got fewer jobs than it always gets without the pooler.
-    """
-
-    history: History = field(default_factory=History)
-    trace: list[Beat] = field(default_factory=list)
+    history: History = field(default_factory=History)  # what was asked and answered
+    trace: list[Beat] = field(default_factory=list)  # what happened, in order
     choices: list[Choice] = field(default_factory=list)
-    staged: int = 0
+    staged: int = 0  # calls that were invoked in stages; what comes after them ends the run
+    # What the server answered to which step, by the index of the call.
     errors: dict[int, tuple[ServerError, Step]] = field(default_factory=dict)
+    # How many choices had been met when several sessions waited and a lock was released: from then
+    # on the server decides who goes on. None where that never was.
     certain: int | None = None
+    # Which fault hit which operation, after how many of its statements.
     faults: list[tuple[FaultKind, str, int]] = field(default_factory=list)
-    short: Call | None = None
+    short: Call | None = None  # the first claim that got less than it always gets without a pooler
 
     @property
     def ambiguous(self) -> bool:

@@ -39,7 +39,6 @@ def hint(
 
     Args:
         schema: The statements that installed the queue, as far as they went.
-        admin: A connection of the harness's own to the queue's database.
     """
     if error.sqlstate == _FORBIDDEN and not server.trusted:
         return _UNTRUSTED
@@ -65,12 +64,7 @@ def hint(
 
 
 def rejected(step: Step, error: ServerError, hint: str = "") -> QueueError:
-    """The user's error for SQL that the server rejected, with its place in the file.
-
-    Args:
-        error: What the server said, with the position if it knows it.
-        hint: What else may help, put at the end.
-    """
+    """The user's error for SQL that the server rejected, with its place, and a hint at the end."""
     where = ""
     source = step.source
     if error.position is not None:

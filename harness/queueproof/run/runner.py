@@ -22,14 +22,9 @@ LOTS = 8  # the same, and with it, where a queue draws lots: each time others
 
 
 class Runner:
-    """Runs programs under schedules.
+    """Runs programs under schedules, on what `Terms` describes.
 
     Args:
-        split: Whether a statement outside a transaction is split from its commit.
-        held: Whether claims end inside their transaction.
-        tied: Whether claims end with their connection: a worker whose connection breaks while it
-            has some begins a new life, under another name.
-        passes: How often in a row claims may pass a ready job by.
         anew: Whether worker processes begin their lives anew in each run, which is slow.
         known: What came of programs in turn, plainly, before: other runners know it too.
     """
@@ -105,9 +100,6 @@ class Runner:
 
         By itself a claim that came back empty proves nothing: only the queue knows when a failed
         job is due. But what it gives workers who act in turn does not depend on connections.
-
-        Args:
-            run: What came of it with the pooler.
 
         Raises:
             QueueError: Without a pooler an operation did something that no queue may.

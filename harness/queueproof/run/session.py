@@ -60,22 +60,14 @@ class ConnectionLostError(QueueproofError):
 
 
 class Session(ABC):
-    """Somebody's connection, on which statements are started and later settled.
+    """Somebody's connection, on which statements are started and later settled."""
 
-    Attributes:
-        name: Whose it is, for messages.
-        conninfo: Where its server is.
-        stepped: Whether it stops before each statement that whoever owns it sends by itself.
-        meanwhile: What is done while an answer is waited for that nobody else waits for.
-        gate: The setting by which it asks for a gate, and says that it stops there; empty for none.
-        said: At which level it has said that the running statement stops at a gate; empty: nothing.
-    """
-
-    name: str
-    conninfo: str
-    stepped: bool = True
-    gate: str = ""
-    said: str = ""
+    name: str  # whose it is, for messages
+    conninfo: str  # where its server is
+    stepped: bool = True  # it stops before each statement that whoever owns it sends by itself
+    gate: str = ""  # the setting by which it asks for a gate, and says that it stops there
+    said: str = ""  # the level at which it has said that the running statement stops at a gate
+    # What is done while an answer is waited for that nobody else waits for.
     meanwhile: waits.Meanwhile | None = None
 
     @property
@@ -109,11 +101,7 @@ class Session(ABC):
 
     @abstractmethod
     def send(self, step: Step, *, begin: bool = False) -> None:
-        """Start a statement without waiting for its answer.
-
-        Args:
-            begin: Whether a BEGIN goes ahead of it, in the same message.
-        """
+        """Start a statement, or BEGIN and it in one message, without waiting for its answer."""
 
     @abstractmethod
     def ready(self, seconds: float) -> bool:
@@ -121,31 +109,19 @@ class Session(ABC):
 
     @abstractmethod
     def result(self) -> Result:
-        """The answer of a statement that is ready.
-
-        Raises:
-            ServerError: The server answered with an error.
-        """
+        """The answer of a statement that is ready; ServerError where it is an error."""
 
     @abstractmethod
     def run(self, sql: str) -> None:
         """Execute statements of the harness's own that cannot wait for a lock, synchronously.
 
         Raises:
-            ServerError: The server answered with an error.
+            ServerError: The server answered with an error; so for all here.
         """
 
     @abstractmethod
     def explain(self, step: Step, options: str) -> Result:
-        """The plan of a statement, as it would be now.
-
-        Args:
-            step: The statement, not run yet.
-            options: Of EXPLAIN, as `COSTS OFF`.
-
-        Raises:
-            ServerError: The server answered with an error.
-        """
+        """The plan of a statement, as it would be now; options of EXPLAIN are as `COSTS OFF`."""
 
     @abstractmethod
     def cancel(self) -> None:
@@ -168,15 +144,8 @@ class Session(ABC):
 class LibpqSession(Session):
     """A connection of the harness's own, asynchronous.
 
-    Attributes:
-        names_settings: Whether a statement made a setting of the queue's own, as `app.user`.
-        prepares: Whether a statement is prepared when it is first sent: else half of the server's
-            time would go into parsing and planning the same ones.
-        patience: Seconds that `run` waits, where it is not `waits.OWN`.
-
     Args:
         arrays: Array type of each type that is not the server's own.
-        meanwhile: What is done while an answer is waited for that nobody else waits for.
     """
 
     def __init__(
@@ -196,14 +165,15 @@ class LibpqSession(Session):
         self._ahead: list[str] = []
         self._begins = ""  # the queue's own BEGIN, which goes with what follows it
         self._syncs = 0  # of a pipeline, that are to come
+        # A statement is prepared when it is first sent: else half of the server's time would go
+        # into parsing and planning the same ones.
         self.prepares = False
         self._prepared: dict[tuple[str, tuple[int, ...]], bytes] = {}  # SQL and types, to its name
         self._untold: list[tuple[str, tuple[int, ...]]] = []  # whether they are is yet to be heard
         self._names = itertools.count()
         self._source: Source | None = None
-        self.names_settings = False
-        self.gate = ""
-        self.patience: float | None = None
+        self.names_settings = False  # a statement made a setting of the queue's own, as `app.user`
+        self.patience: float | None = None  # seconds that `run` waits, where it is not `waits.OWN`
         self.pgconn.notice_handler = self._hear
 
     @property
@@ -214,8 +184,7 @@ class LibpqSession(Session):
     @property
     def in_transaction(self) -> bool:
         """True if a transaction is open, failed ones included."""
-        status = self.pgconn.transaction_status
-        return bool(self._begins) or status != pq.TransactionStatus.IDLE
+        return bool(self._begins) or self.pgconn.transaction_status != pq.TransactionStatus.IDLE
 
     def quieten(self) -> bool:
         """Cancel, drain and roll back; whether it may be used in another run, once emptied."""
@@ -269,8 +238,7 @@ class LibpqSession(Session):
     def go_ahead(self, statements: Iterable[str]) -> None:
         """Have statements of the harness's own run ahead of the next one, in the same message.
 
-        Args:
-            statements: They cannot wait for a lock, and do not fail.
+        They cannot wait for a lock, and do not fail.
         """
         self._ahead += statements
 
@@ -292,8 +260,10 @@ class LibpqSession(Session):
         self._source = step.source
         compiled = compile_statement(step.sql)
         if not compiled.names:
-            bound = [_text(value) for name, value in step.params.items() if name.isdigit()]
-            self._query(compiled.sql, bound or None)
+            # What a client bound by its number, as PostgreSQL's text.
+            bound = [value for name, value in step.params.items() if name.isdigit()]
+            texts = [None if value is None else str(value).encode() for value in bound]
+            self._query(compiled.sql, texts or None)
             return
         values: list[bytes | None] = []
         types: list[int] = []
@@ -432,23 +402,17 @@ class LibpqSession(Session):
             raise QueueError(COPYING, self._source)
         if answer.status not in _FINISHED:
             raise QueueproofError(f"a statement answered {pq.ExecStatus(answer.status).name}")
-        command = (answer.command_status or b"").decode()
-        columns, oids = _shape(answer)
+        fields = range(answer.nfields)
+        columns = tuple((answer.fname(n) or b"?column?").decode() for n in fields)
+        oids = tuple(answer.ftype(n) for n in fields)
         rows = [
             MappingProxyType(
                 {c: Value(answer.get_value(r, n), oids[n]) for n, c in enumerate(columns)}
             )
             for r in range(answer.ntuples)
         ]
-        affected = command.rpartition(" ")[2]
-        return Result(
-            columns=columns,
-            oids=oids,
-            rows=rows,
-            affected=int(affected) if affected.isdigit() else 0,
-            in_transaction=self.in_transaction,
-            command=command.partition(" ")[0],
-        )
+        command, affected = read_tag((answer.command_status or b"").decode())
+        return Result(columns, oids, rows, affected, self.in_transaction, command)
 
     def run(self, sql: str) -> None:
         """See `Session.run`."""
@@ -500,12 +464,7 @@ class LibpqSession(Session):
 
 
 def execute(session: Session, step: Step) -> Result:
-    """Run a statement to its end; for sessions that nobody can make wait.
-
-    Raises:
-        ServerError: The server answered with an error.
-        QueueError: The server did not answer in time.
-    """
+    """Run a statement to its end, as `settle` does; for sessions that nobody can make wait."""
     session.send(step)
     return settle(session, step)
 
@@ -552,10 +511,7 @@ def _shown(sql: str) -> str:
 def drive(
     session: Session, operation: Operation[T], act: Callable[[Session, Step], Result] = execute
 ) -> T:
-    """Run an operation alone, from its first statement to its answer.
-
-    Args:
-        operation: The operation, not begun yet.
+    """Run an operation, not begun yet, alone from its first statement to its answer.
 
     Raises:
         ServerError: The server answered with an error that the operation does not handle.
@@ -570,11 +526,7 @@ def drive(
 
 
 def noted(operation: Operation[T], sent: list[str]) -> Operation[T]:
-    """The operation; its statements are noted as they are sent.
-
-    Args:
-        operation: The operation, not begun yet.
-    """
+    """The operation, not begun yet; its statements are noted as they are sent."""
     return watched(operation, lambda step: sent.append(step.sql))
 
 
@@ -589,17 +541,10 @@ def _names_setting(statement: str) -> bool:
     return bool(_OWN_SETTING.search(statement))
 
 
-def _text(value: Parameter) -> bytes | None:
-    """A parameter that a client bound by its number, as PostgreSQL's text."""
-    return None if value is None else str(value).encode()
-
-
-def _shape(answer: PGresult) -> tuple[tuple[str, ...], tuple[int, ...]]:
-    fields = range(answer.nfields)
-    return (
-        tuple((answer.fname(n) or b"?column?").decode() for n in fields),
-        tuple(answer.ftype(n) for n in fields),
-    )
+def read_tag(tag: str) -> tuple[str, int]:
+    """The first word of a command tag, such as `UPDATE 1`, and the count at its end or 0."""
+    count = tag.rpartition(" ")[2]
+    return tag.partition(" ")[0], int(count) if count.isdigit() else 0
 
 
 def _server_error(answer: PGresult) -> ServerError:
@@ -609,11 +554,8 @@ def _server_error(answer: PGresult) -> ServerError:
     position = field(pq.DiagnosticField.STATEMENT_POSITION)
     raised = field(pq.DiagnosticField.SOURCE_FUNCTION) == b"exec_stmt_raise"
     kind = RaisedError if raised else ServerError
-    beside = (
-        ("DETAIL", pq.DiagnosticField.MESSAGE_DETAIL),
-        ("HINT", pq.DiagnosticField.MESSAGE_HINT),
-    )
-    told = ((name, field(one)) for name, one in beside)
+    beside = [pq.DiagnosticField.MESSAGE_DETAIL, pq.DiagnosticField.MESSAGE_HINT]
+    told = zip(("DETAIL", "HINT"), map(field, beside), strict=True)
     more = "".join(f"\n{name}: {text.decode(errors='replace')}" for name, text in told if text)
     return kind(state, message, int(position) if position else None, more)
 

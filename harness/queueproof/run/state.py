@@ -25,56 +25,36 @@ POOL = 5  # connections that take turns; a prime, as operations repeat every few
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """The terms that hold for every run of a runner.
+    """The terms that hold for every run of a runner."""
 
-    Attributes:
-        split: Whether a statement outside a transaction is split from its commit.
-        tied: Whether claims end with their connection.
-        one_each: Whether a worker has one job at a time.
-        held: Whether claims end inside their transaction.
-        passes: How often in a row claims may pass a ready job by.
-        beats_idle: Whether workers send heartbeats that name no job.
-        retryable: SQLSTATEs after which nothing has happened.
-        conditions: What holds for every session.
-    """
-
-    split: bool
+    split: bool  # a statement outside a transaction is split from its commit
+    # Claims end with their connection: a worker whose connection breaks while it has some begins a
+    # new life, under another name.
     tied: bool
-    one_each: bool
-    held: bool
-    passes: int
-    beats_idle: bool
-    retryable: frozenset[str]
-    conditions: Conditions
+    one_each: bool  # a worker has one job at a time
+    held: bool  # claims end inside their transaction
+    passes: int  # how often in a row claims may pass a ready job by
+    beats_idle: bool  # workers send heartbeats that name no job
+    retryable: frozenset[str]  # SQLSTATEs after which nothing has happened
+    conditions: Conditions  # for every session
 
 
 class RunState:
-    """The state in the middle of a run, and its record; `Execution` acts on it.
-
-    Attributes:
-        terms: What holds for every run.
-        queue: The queue under test.
-        record: What the run did.
-        actors: Everybody who has acted, or is about to.
-        queues: The queues that are claimed from.
-        reserve: Specifications of the jobs that are still to be enqueued.
-        moment: The count that orders all events.
-        splitting: Whether statements are split from their commits, and stop inside.
-        disturbed: Whether a fault has happened, which workers may answer as they like.
-    """
+    """The state in the middle of a run, and its record; `Execution` acts on it."""
 
     def __init__(self, lab: Lab, terms: Terms, program: Program) -> None:
         self.lab = lab
         self.terms = terms
         self.queue = lab.queue
         self.record = Run()
-        self.actors: dict[str, Actor] = {}
+        self.actors: dict[str, Actor] = {}  # everybody who has acted, or is about to
+        # Those that are claimed from.
         self.queues = program.queues if "queue" in lab.queue.takes("claim") else ["default"]
-        self.reserve = deque(program.reserve)
-        self.moment = 0
+        self.reserve = deque(program.reserve)  # jobs that are still to be enqueued
+        self.moment = 0  # the count that orders all events
         self.stands_at: float | None = None  # the moment of an open transaction of the producer's
-        self.splitting = False
-        self.disturbed = False
+        self.splitting = False  # statements are split from their commits, and stop inside
+        self.disturbed = False  # a fault has happened, which workers may answer as they like
         self._owners: dict[int, Actor] = {}
         self._turn = 0
 
@@ -155,31 +135,20 @@ class RunState:
         return not any(self.record.history.calls[ref.call].held for ref, _ in claims)
 
     def victim(self, actor: Actor, do: Do) -> Actor:
-        """To whom a crash or a fault happens.
-
-        Args:
-            do: The crash or fault; without a number it happens to the actor itself.
-        """
+        """To whom a crash or a fault happens: without a number to the actor itself."""
         return self.actor(f"w{do.worker}") if do.worker else actor
 
     def may_stop(self, actor: Actor) -> bool:
         """True if a running statement may stop at a gate, or wait for somebody the run knows of."""
         if self.terms.conditions.gate is not None and actor.name != DRAINER:
             return True
-        return any(
-            other.flight is not None or other.holding
-            for other in self.actors.values()
-            if other is not actor
-        )
+        others = (other for other in self.actors.values() if other is not actor)
+        return any(other.flight is not None or other.holding for other in others)
 
     # --- connections ----------------------------------------------------------------------------
 
     def connection(self, actor: Actor, call: Call) -> Session:
-        """The connection that an operation begins on.
-
-        Args:
-            call: The operation.
-        """
+        """The connection that an operation begins on."""
         second = call.kind == "heartbeat" and actor.holding
         if self.terms.conditions.pooled:
             if actor.holding and not second and actor.pooled is not None:
@@ -196,9 +165,6 @@ class RunState:
         It may be any that is idle. This is never the one that the actor had before. The first of
         the others soon brings together what one actor left in a session and the next actor;
         going round keeps them apart as long as possible.
-
-        Args:
-            call: Its operation.
         """
         numbers: Iterable[int] = itertools.count(1)
         if self.terms.conditions.pooled == "round robin":
@@ -226,15 +192,12 @@ class RunState:
         return [other for other in self.actors.values() if other in found]
 
     def disown(self, actor: Actor, sessions: Iterable[Session] | None = None) -> None:
-        """Forget that connections are an actor's.
-
-        Args:
-            sessions: Which; None for all.
-        """
-        wanted = None if sessions is None else {session.pid for session in sessions}
-        for pid in [pid for pid, owner in self._owners.items() if owner is actor]:
-            if wanted is None or pid in wanted:
-                del self._owners[pid]
+        """Forget that connections are an actor's: those of some sessions, or all."""
+        own = {pid for pid, owner in self._owners.items() if owner is actor}
+        if sessions is not None:
+            own &= {session.pid for session in sessions}
+        for pid in own:
+            del self._owners[pid]
 
     # --- what is recorded -----------------------------------------------------------------------
 
@@ -259,22 +222,14 @@ class RunState:
         """Record something that takes no time.
 
         Args:
-            actor: To whom, or by whom.
             delay: By how many seconds the clock moved.
             began: When it began on the database's clock, in seconds; None: now.
         """
-        history = self.record.history
+        calls = self.record.history.calls
         self.moment += 1
-        call = Call(
-            len(history.calls),
-            kind,
-            actor,
-            self.moment,
-            self.lab.now() if began is None else began,
-            delay=delay,
-            answer="accepted",
-        )
-        history.calls.append(call)
+        began = self.lab.now() if began is None else began
+        call = Call(len(calls), kind, actor, self.moment, began, delay=delay, answer="accepted")
+        calls.append(call)
         self.end(call)
         return call
 
@@ -291,12 +246,7 @@ class RunState:
         return max(0.0, began + seconds - MARGIN - now), max(0.0, told)
 
     def note(self, actor: Actor, event: Event, text: str = "", call: Call | None = None) -> None:
-        """Add a line to the trace.
-
-        Args:
-            text: What is to be said of it.
-            call: About which call; None: the one that the actor has begun, if any.
-        """
+        """Add a line to the trace, about a call or else the one that the actor has begun."""
         flight = actor.flight
         if call is None and flight is not None:
             call = flight.call
@@ -306,11 +256,7 @@ class RunState:
         self.record.trace.append(Beat(actor.name, index, event, text, session, step))
 
     def note_read(self, flight: Flight, result: Result) -> None:
-        """Keep what a statement in the midst of an operation read, unless others acted meanwhile.
-
-        Args:
-            flight: The operation.
-        """
+        """Keep what a statement within an operation read, unless others acted meanwhile."""
         if not result.rows:
             return
         trace = self.record.trace
@@ -325,11 +271,7 @@ class RunState:
                 return
 
     def note_stop(self, actor: Actor, flight: Flight) -> None:
-        """Add to the trace that a statement has stopped inside.
-
-        Args:
-            flight: The operation that it belongs to.
-        """
+        """Add to the trace that a statement has stopped inside."""
         where = "query" if flight.cursor == "declared" else self.terms.conditions.gate
         if where == "every":
             where = "row" if self.lab.is_at_row(flight.session) else "statement"

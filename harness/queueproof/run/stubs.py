@@ -33,9 +33,6 @@ def stubs(
     """The stubs to write ahead of a schema so that it can be installed, as far as that helps.
 
     Each stub is made, and the installation goes on: the database is good for nothing else then.
-
-    Args:
-        installer: The session in which the statement failed.
     """
     made, ran, undone = _Stubs(), list(ran), tuple[Step, ...]()
     with suppress(StopIteration):
@@ -75,14 +72,10 @@ def _roll_back(installer: LibpqSession, ran: Sequence[Step]) -> tuple[Step, ...]
 
 
 class _Stubs:
-    """Stubs for what is lacking.
-
-    Attributes:
-        text: The schema's SQL, as far as it is known.
-    """
+    """Stubs for what is lacking."""
 
     def __init__(self) -> None:
-        self.text = ""
+        self.text = ""  # the schema's SQL, as far as it is known
         self._made: dict[tuple[int, str], str] = {}
         self._tables: dict[str, dict[str, str]] = {}  # their columns, with type and constraint
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 from graphlib import CycleError, TopologicalSorter
-from typing import NamedTuple
 
 import psycopg
 from psycopg.sql import Literal
@@ -86,39 +85,6 @@ FROM pg_constraint WHERE contype = 'f' AND conrelid <> confrelid
 """
 
 
-def _columns_of(admin: waits.LimitedConnection, table: str) -> str:
-    """The columns that hold data of their own, as SQL."""
-    row = admin.execute(_COLUMNS, [table]).fetchone()
-    return str(row[0]) if row and row[0] else ""  # of a table that is only locked, for example
-
-
-class _Calm(NamedTuple):
-    """Statements between which no trigger, rule or policy of the queue's acts on its tables."""
-
-    begin: Sequence[str]
-    end: Sequence[str]
-
-
-def _calm(admin: waits.LimitedConnection, tables: Sequence[str], *, superuser: bool) -> _Calm:
-    """The statements before and after a change that the harness makes to the tables itself.
-
-    Args:
-        superuser: Whether the harness does so after `QUIET`.
-    """
-    begin, end = [], []
-    firing = "AR" if superuser else "OAR"  # pg_trigger.tgenabled, pg_rewrite.ev_enabled
-    for table, what, enabled in admin.execute(_ACTING).fetchall():
-        if table in tables and enabled in firing:
-            how = {"O": "", "A": "ALWAYS ", "R": "REPLICA "}[enabled]
-            begin.append(f"ALTER TABLE {table} DISABLE {what}")
-            end.append(f"ALTER TABLE {table} ENABLE {how}{what}")
-    for (table,) in admin.execute(_HIDING).fetchall():  # rows, from the owner too
-        if table in tables:
-            begin.append(f"ALTER TABLE {table} NO FORCE ROW LEVEL SECURITY")
-            end.append(f"ALTER TABLE {table} FORCE ROW LEVEL SECURITY")
-    return _Calm(begin, end)
-
-
 # A sequence that may count beyond an int4, as the column that it fills can.
 _FAR = """
 SELECT seqrelid::regclass::text
@@ -130,78 +96,18 @@ WHERE seqmax > %s AND seqincrement > 0 AND refobjid::regclass::text = ANY (%s)
 LAST_NEAR = 2**31 - 3  # two more are an int4 yet
 
 
-def _far_sequences(admin: waits.LimitedConnection, tables: Sequence[str]) -> str:
-    """SQL that has the tables' sequences go on where an int4 ends; empty where none can."""
-    found = admin.execute(_FAR, [2 * LAST_NEAR, list(tables)]).fetchall()
-    return "; ".join(
-        f"SELECT setval({Literal(sequence).as_string()}::regclass, {LAST_NEAR})"
-        for (sequence,) in found
+def _set_to(sequence: str, *values: object) -> str:
+    """SQL that sets a sequence to a value, and to whether that has been given out."""
+    return (
+        f"SELECT setval({Literal(sequence).as_string()}::regclass, {', '.join(map(str, values))})"
     )
-
-
-def _back_to_the_beginning(
-    admin: waits.LimitedConnection, tables: Sequence[str], calm: _Calm, *, superuser: bool
-) -> tuple[str, str]:
-    """SQL that brings every table and sequence back to what they hold now.
-
-    Args:
-        admin: A connection that may read them; what they hold is kept in the schema `clock`.
-        superuser: Whether the harness brings them back after `QUIET`.
-
-    Returns:
-        The statements that take least time, and those that make the tables as small as new ones,
-        of which the planner knows nothing.
-    """
-    run = admin.execute
-    restore = []
-    run("; ".join(["BEGIN", *calm.begin]))
-    for number, table in enumerate(_parents_first(admin, tables)):
-        if run(
-            "SELECT relkind = 'p' FROM pg_class WHERE oid = %s::regclass", [table]
-        ).fetchone() == (True,):
-            continue
-        if run(f"SELECT EXISTS (SELECT FROM ONLY {table})").fetchone() != (True,):
-            continue
-        columns = _columns_of(admin, table)
-        run(f"CREATE TABLE clock.saved_{number} AS SELECT {columns} FROM ONLY {table}")
-        into = f"{table} ({columns})" if columns else table
-        restore.append(
-            f"INSERT INTO {into} OVERRIDING SYSTEM VALUE SELECT {columns} FROM clock.saved_{number}"
-        )
-    run("; ".join([*calm.end, "COMMIT"]))
-    for (sequence,) in run(_SEQUENCES).fetchall():
-        row = run(f"SELECT last_value, is_called FROM {sequence}").fetchone()
-        if row:
-            restore.append(
-                f"SELECT setval({Literal(sequence).as_string()}::regclass, {row[0]}, {row[1]})"
-            )
-    truncate = [f"TRUNCATE {', '.join(tables)}"] if tables else []
-    # Without superuser rights foreign keys fire: only one TRUNCATE of all tables is sure.
-    empty = [f"DELETE FROM {table}" for table in tables]
-    delete = empty if superuser else truncate
-    forget = ["SELECT clock.forget()"] * superuser  # see rights.sql
-    renewed = ["BEGIN", *calm.begin, *truncate, *restore, *forget, *calm.end, "COMMIT"]
-    swift = ["BEGIN", *calm.begin, *delete, *restore, *calm.end, "COMMIT"]
-    return "; ".join(swift), "; ".join(renewed)
-
-
-def _parents_first(admin: waits.LimitedConnection, tables: Sequence[str]) -> Sequence[str]:
-    """The tables in an order in which foreign keys let their rows be put in."""
-    sorter: TopologicalSorter[str] = TopologicalSorter(dict.fromkeys(tables, ()))
-    for child, parent in admin.execute(_FOREIGN_KEYS).fetchall():
-        if child in tables and parent in tables:
-            sorter.add(child, parent)
-    try:
-        return list(sorter.static_order())
-    except CycleError:
-        return tables
 
 
 class Tables:
     """The tables of an installed queue, which hold what they do when this is made.
 
     Args:
-        superuser: Whether the harness may keep the queue's triggers from acting.
+        superuser: Whether the harness may keep the queue's triggers from acting, by `QUIET`.
         make_way: Ends sessions that hold locks and are not needed; False where there are none.
     """
 
@@ -219,15 +125,76 @@ class Tables:
         self.names = [table for table, _, _ in found]
         # A trigger of a partitioned table is its partitions' too.
         self._gated = [table for table, _, partition in found if not partition]
-        self._heaps = {table: _columns_of(admin, table) for table, kind, _ in found if kind == "r"}
+        self._heaps = {table: self._columns_of(table) for table, kind, _ in found if kind == "r"}
         for table in self._heaps:
             admin.execute(f"ALTER TABLE {table} SET (autovacuum_enabled = off)")
-        self._calm = _calm(admin, self.names, superuser=superuser)
-        self._swift, self._renewing = _back_to_the_beginning(
-            admin, self.names, self._calm, superuser=superuser
-        )
-        self._far = _far_sequences(admin, self.names)
-        self._latest = control.latest()  # of the relations that were there
+        self._keep_calm()
+        self._note_the_beginning()
+        far = admin.execute(_FAR, [2 * LAST_NEAR, self.names]).fetchall()
+        # Has sequences go on where an int4 ends; empty where none can.
+        self._far = "; ".join(_set_to(sequence, LAST_NEAR) for (sequence,) in far)
+        self._latest = int(control.asked("latest"))  # of the relations that were there
+
+    def _columns_of(self, table: str) -> str:
+        """The columns that hold data of their own, as SQL."""
+        row = self._admin.execute(_COLUMNS, [table]).fetchone()
+        return str(row[0]) if row and row[0] else ""  # of a table that is only locked, for example
+
+    def _keep_calm(self) -> None:
+        """Find the statements between which no trigger, rule or policy of the queue's acts."""
+        before, after = [], []
+        firing = "AR" if self._superuser else "OAR"  # pg_trigger.tgenabled, pg_rewrite.ev_enabled
+        for table, what, enabled in self._admin.execute(_ACTING).fetchall():
+            if table in self.names and enabled in firing:
+                how = {"O": "", "A": "ALWAYS ", "R": "REPLICA "}[enabled]
+                before.append(f"ALTER TABLE {table} DISABLE {what}")
+                after.append(f"ALTER TABLE {table} ENABLE {how}{what}")
+        for (table,) in self._admin.execute(_HIDING).fetchall():  # rows, from the owner too
+            if table in self.names:
+                before.append(f"ALTER TABLE {table} NO FORCE ROW LEVEL SECURITY")
+                after.append(f"ALTER TABLE {table} FORCE ROW LEVEL SECURITY")
+        self._before, self._after = ["BEGIN", *before], [*after, "COMMIT"]
+
+    def _note_the_beginning(self) -> None:
+        """Make the SQL that brings every table and sequence back to what they hold now.
+
+        What they hold is kept in the schema `clock`. One way takes least time, the other makes the
+        tables as small as new ones, of which the planner knows nothing.
+        """
+        run = self._admin.execute
+        restore = []
+        run("; ".join(self._before))
+        for number, table in enumerate(self._parents_first()):
+            if table not in self._heaps:  # partitions hold its rows
+                continue
+            if run(f"SELECT EXISTS (SELECT FROM ONLY {table})").fetchone() != (True,):
+                continue
+            columns = self._heaps[table]
+            run(f"CREATE TABLE clock.saved_{number} AS SELECT {columns} FROM ONLY {table}")
+            into = f"{table} ({columns})" if columns else table
+            kept = f"SELECT {columns} FROM clock.saved_{number}"
+            restore.append(f"INSERT INTO {into} OVERRIDING SYSTEM VALUE {kept}")
+        run("; ".join(self._after))
+        for (sequence,) in run(_SEQUENCES).fetchall():
+            if row := run(f"SELECT last_value, is_called FROM {sequence}").fetchone():
+                restore.append(_set_to(sequence, *row))
+        truncate = [f"TRUNCATE {', '.join(self.names)}"] if self.names else []
+        # Without superuser rights foreign keys fire: only one TRUNCATE of all tables is sure.
+        empty = [f"DELETE FROM {table}" for table in self.names] if self._superuser else truncate
+        forget = ["SELECT clock.forget()"] * self._superuser  # see rights.sql
+        self._swift = "; ".join([*self._before, *empty, *restore, *self._after])
+        self._renewing = "; ".join([*self._before, *truncate, *restore, *forget, *self._after])
+
+    def _parents_first(self) -> Sequence[str]:
+        """The tables in an order in which foreign keys let their rows be put in."""
+        sorter: TopologicalSorter[str] = TopologicalSorter(dict.fromkeys(self.names, ()))
+        for child, parent in self._admin.execute(_FOREIGN_KEYS).fetchall():
+            if child in self.names and parent in self.names:
+                sorter.add(child, parent)
+        try:
+            return list(sorter.static_order())
+        except CycleError:
+            return self.names
 
     def use(self, admin: waits.LimitedConnection, control: gates.Scheduler) -> None:
         """Take other connections."""
@@ -249,21 +216,17 @@ class Tables:
         begin = self._renewing if full else self._swift
         begin = "; ".join(filter(None, [begin, self._far if far else "", more]))
         if drop_new and (full or not self._superuser):
-            self._drop_new(self._control.latest())  # TRUNCATE fails where one has a foreign key
+            # TRUNCATE fails where one has a foreign key.
+            self._drop_new(int(self._control.asked("latest")))
         latest = self._locked(partial(self._restore, begin))
         if drop_new:
             self._drop_new(latest)
 
     def _drop_new(self, latest: int) -> None:
-        """Drop tables, partitions, views and sequences of the last run: each makes its own.
-
-        Args:
-            latest: The oid of the relation that was made last.
-        """
-        if latest == self._latest:
-            return
-        for (drop,) in self._admin.execute(_NEW, [self._latest]).fetchall():
-            self._locked(partial(self._restore, drop))
+        """Drop tables, partitions, views and sequences of the last run: each makes its own."""
+        if latest != self._latest:
+            for (drop,) in self._admin.execute(_NEW, [self._latest]).fetchall():
+                self._locked(partial(self._restore, drop))
 
     def refuse_new(self) -> None:
         """See that no worker has made a table: what it holds would go from run to run.
@@ -347,8 +310,7 @@ class Tables:
     @property
     def rewriting(self) -> list[str]:
         """For each table the statements that turn its rows' physical order round."""
-        before = "; ".join(["BEGIN", *self._calm.begin])
-        after = "; ".join([*self._calm.end, "COMMIT"])
+        before, after = "; ".join(self._before), "; ".join(self._after)
         return [
             f"{before}; "
             f"CREATE TEMP TABLE turned ON COMMIT DROP AS SELECT {columns} FROM ONLY {table} "
@@ -361,8 +323,7 @@ class Tables:
 
     def read_by(self, session: Session) -> bool:
         """True when the open transaction of a session has come upon one of them."""
-        found = self._admin.execute(_TOUCHED, [session.pid, self.names]).fetchone()
-        return found == (True,)
+        return self._admin.execute(_TOUCHED, [session.pid, self.names]).fetchone() == (True,)
 
     def unlogged(self) -> list[str]:
         """Those that a crash of the server empties."""

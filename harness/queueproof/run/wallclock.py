@@ -31,10 +31,9 @@ MISSING = f"the clock of a worker's Python process cannot be set here: {to_insta
 
 
 def resumed_at(operation: Operation[T], shift: Callable[[], float]) -> Operation[T]:
-    """An operation that finds its process' clock off by some seconds whenever it is resumed.
+    """An operation, not begun yet, that finds its process' clock off whenever it is resumed.
 
     Args:
-        operation: The operation, not begun yet.
         shift: Seconds by which the clock is ahead, asked each time.
     """
 

@@ -28,7 +28,7 @@ from queueproof.queues.worker import WorkerError, WorkerProcess, WorkerQueue
 from queueproof.run import wallclock
 from queueproof.run.gates import GATE, INSIDE
 from queueproof.run.lab import HARNESS, Lab
-from queueproof.run.session import Session
+from queueproof.run.session import Session, read_tag
 from queueproof.schedule.actors import DRAINER, identity
 from queueproof.schedule.conditions import Gate
 from queueproof.wire.gate import Connection, Wire
@@ -93,15 +93,7 @@ class _Conversation:
 
 
 class ClientSession(Session):
-    """A worker's process and its connections.
-
-    Attributes:
-        owner: Its connections' name at the gate.
-        disturbed: Whether its connections were broken: it serves no further run.
-
-    Args:
-        talk: The process that begins its life as this worker.
-    """
+    """A worker's process, which begins its life as this worker, and its connections."""
 
     def __init__(self, lab: ClientLab, key: str, talk: _Conversation) -> None:
         self.name = key
@@ -113,11 +105,11 @@ class ClientSession(Session):
         self._offered: Step | None = None
         self._standing: Connection | None = None  # what is offered stands before this one's gate
         self._asked = False
-        self.disturbed = False
+        self.disturbed = False  # its connections were broken: it serves no further run
         self._ahead = 0.0
         self._talk = talk
-        self.owner = self._talk.owner
-        self._process = self._talk.process
+        self.owner = talk.owner  # its connections' name at the gate
+        self._process = talk.process
 
     @property
     def settings(self) -> list[str]:
@@ -190,13 +182,8 @@ class ClientSession(Session):
                 connection.run(statement)
 
     def send(self, step: Step, *, begin: bool = False) -> None:
-        """Ask the worker for something, or let through what it offers.
-
-        Args:
-            step: What to ask for, or what it has offered.
-            begin: False: a worker begins its own transactions.
-        """
-        assert not begin
+        """Ask the worker for something, or let through what it offers."""
+        assert not begin, "a worker begins its own transactions"
         if step.request is not None:
             self._refuse_late()
             self._set_clock()
@@ -267,8 +254,7 @@ class ClientSession(Session):
             # What it sends now of a transaction that it left open, nobody has asked for.
             self._wire.hold(self.owner, self.in_transaction)
             self._asked = False
-            reply = self._process.take()
-            return self._result(command, error, reply=reply)
+            return self._result(command, error, reply=self._process.take())
         self._standing = next(c for c in self.connections if c.held is not None)
         held = self._standing.held
         assert held is not None
@@ -284,11 +270,11 @@ class ClientSession(Session):
         offered: Step | None = None,
         reply: object = None,
     ) -> Result:
-        affected = command.rpartition(" ")[2]
+        word, affected = read_tag(command)
         return Result(
-            affected=int(affected) if affected.isdigit() else 0,
+            affected=affected,
             in_transaction=self.in_transaction or (offered is not None and offered.commits),
-            command="" if error else command.partition(" ")[0],
+            command="" if error else word,
             offered=offered,
             reply=reply,
         )
@@ -347,13 +333,7 @@ class ClientSession(Session):
 
 
 class ClientLab(Lab):
-    """The place for the runs of a queue whose workers are processes of their own.
-
-    Attributes:
-        queue: The queue under test.
-        wire: The gate between the workers and the server.
-        lives: Numbers, one for each life of a worker.
-    """
+    """The place for the runs of a queue whose workers are processes of their own."""
 
     queue: WorkerQueue
     by_clients = True
@@ -364,13 +344,13 @@ class ClientLab(Lab):
     reconnects = True
 
     def __init__(self, queue: WorkerQueue, server: Server, conninfo: str) -> None:
-        self.wire = Wire(server.for_queue(conninfo))
+        self.wire = Wire(server.for_queue(conninfo))  # the gate between the workers and the server
         self.wire.settings = self._settings_of
         self.wire.rewrite = self._rewritten
         self._written: dict[str, str] = {}  # what the server gets to what a worker wrote
         self._spares: deque[_Conversation] = deque()
         self._ahead = SPARES
-        self.lives = itertools.count(1)
+        self.lives = itertools.count(1)  # a number for each life of a worker
         try:
             super().__init__(queue, server, conninfo)
         except BaseException:
@@ -410,9 +390,8 @@ class ClientLab(Lab):
         except WorkerError as error:
             if not installer.process.alive:
                 raise reason from None  # it ends either way
-            raise WorkerError(
-                f"{reason}\nAsked to install first, it did not either: {error}"
-            ) from None
+            told = f"{reason}\nAsked to install first, it did not either: {error}"
+            raise WorkerError(told) from None
         finally:
             installer.close()
         second = _Conversation(self, _INSTALLER)
@@ -513,8 +492,9 @@ class ClientLab(Lab):
 
     def _settings_of(self, owner: str) -> Sequence[str]:
         """The statements that a new connection runs before a worker may use it."""
-        found = (s for s in self._clients if s.owner == owner)
-        return [statement for session in found for statement in session.settings]
+        return [
+            one for session in self._clients if session.owner == owner for one in session.settings
+        ]
 
     @property
     def _clients(self) -> list[ClientSession]:
@@ -531,11 +511,8 @@ class ClientLab(Lab):
     def interrupt(self, session: Session) -> None:
         """End what a session waits for: it ends with its process."""
 
-    def _until_rolled_back(self, pids: Sequence[int]) -> None:
-        self._end(pids)  # which may be at work, and would not notice
-        self._until_gone(pids)
-
     def _until_gone(self, pids: Sequence[int]) -> None:
+        self._end(pids)  # which may be at work, and would not notice
         if self._pooler is None:  # whose process ids are none
             super()._until_gone(pids)
 
@@ -546,7 +523,6 @@ class ClientLab(Lab):
             super().terminate(key)
             return
         pids = session.pids
-        self._end(pids)
         self._until_gone(pids)
         self._lose(session, pids)
 
@@ -591,15 +567,10 @@ class ClientLab(Lab):
     # --- what sessions ask of the server ---------------------------------------------------------
 
     def start(self, operation: str, actor: str = "", /, **arguments: Any) -> Operation[Any]:  # noqa: ANN401, ARG002 - whatever operations take; who asks is the worker's own
-        """Begin an operation: the worker is asked, and each of its statements is a step.
-
-        Args:
-            **arguments: Those of `OPERATIONS`; the worker is told what it takes.
-        """
-        taken = self.queue.takes(operation)
-        request = self.queue.request(
-            operation, **{name: value for name, value in arguments.items() if name in taken}
-        )
+        """Begin an operation: the worker is asked, and each of its statements is a step."""
+        takes = self.queue.takes(operation)
+        taken = {name: value for name, value in arguments.items() if name in takes}
+        request = self.queue.request(operation, **taken)
         result = yield Step("", request=request)
         while result.offered is not None:
             result = yield result.offered
@@ -641,11 +612,7 @@ class ClientLab(Lab):
             )
 
     def refused(self, operation: str, step: Step, error: ServerError) -> QueueError:
-        """The user's error for an operation that failed although nobody disturbed it.
-
-        Args:
-            step: Its last statement, or what it was asked.
-        """
+        """See `Lab.refused`; the step is its last statement, or what it was asked."""
         last = "" if step.request else f"\nIts last statement: {textwrap.shorten(step.sql, 300)}"
         return WorkerError(
             f"{self.queue.name}: {operation} failed although nobody disturbed it: {error}{last}"
