@@ -26,9 +26,6 @@ LOG_TAIL = 15  # lines
 def start(watchdog: Watchdog, image: str, *, durable: bool) -> Started:
     """Start a container of an image that behaves like the official one, `postgres`.
 
-    Args:
-        durable: Whether commits must survive a crash.
-
     Raises:
         ServerUnavailableError: testcontainers, Docker or the image is not there, or the
             container does not become a server.

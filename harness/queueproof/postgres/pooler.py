@@ -43,15 +43,11 @@ def find_pgbouncer() -> Path | None:
 
 
 class Pooler:
-    """PgBouncer, running.
-
-    Attributes:
-        name: `pgbouncer` and its version.
-        conninfo: How clients connect to it.
-    """
+    """PgBouncer, running."""
 
     def __init__(self, name: str, entrance: str, server: str) -> None:
-        self.name = name
+        self.name = name  # `pgbouncer` and its version
+        # How clients connect to it.
         self.conninfo = make_conninfo(entrance, dbname=DATABASE, connect_timeout=10)
         console = make_conninfo(entrance, dbname="pgbouncer", connect_timeout=10)
         # The console knows no prepared statements.
@@ -84,11 +80,9 @@ class Pooler:
 
     def busy_backends(self) -> int:
         """On how many backends something has run since `renew`."""
-        row = self._server.execute(
-            "SELECT count(*) FROM pg_stat_activity WHERE pid = ANY (%s) AND query <> %s",
-            [self._backends(), _WARM],
-        ).fetchone()
-        return int(row[0]) if row else 0
+        asked = "SELECT count(*) FROM pg_stat_activity WHERE pid = ANY (%s) AND query <> %s"
+        ((found,),) = self._server.execute(asked, [self._backends(), _WARM]).fetchall()
+        return int(found)
 
     def close(self) -> None:
         """Close the harness's own connections."""
@@ -114,10 +108,8 @@ def open_pooler(conninfo: str, program: Path) -> Iterator[Pooler]:
 
     Its defaults for transaction mode: nothing is reset between two clients. Connections to the
     server take turns (server_round_robin). Who waits for a lock for `WAIT` is told `WAITED`,
-    because from here nobody sees who waits for whom.
-
-    Args:
-        conninfo: Of the database. Its password is written into a file of mode 0600 only.
+    because from here nobody sees who waits for whom. The password of the database is written into a
+    file of mode 0600 only.
 
     Raises:
         ServerUnavailableError: PgBouncer does not start, or does not get into the database.
@@ -154,9 +146,8 @@ def open_pooler(conninfo: str, program: Path) -> Iterator[Pooler]:
             finally:
                 pooler.close()
         except psycopg.OperationalError as error:
-            raise ServerUnavailableError(
-                f"{program} does not connect us to the server: {str(error).strip()}"
-            ) from None
+            told = f"{program} does not connect us to the server: {str(error).strip()}"
+            raise ServerUnavailableError(told) from None
 
 
 def version(program: Path) -> str:

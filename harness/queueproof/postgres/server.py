@@ -101,31 +101,23 @@ class ServerFacts(NamedTuple):
 
 
 class Started(NamedTuple):
-    """A server that we started.
+    """A server that we started."""
 
-    Attributes:
-        admin: How to connect as its superuser.
-        restart: Kills it as a crash would, starts it again, and returns the same anew.
-        bin_directory: Where its programs are, if they are on this machine.
-        home: Where its data are, if on this machine.
-    """
-
-    admin: Conninfo
-    restart: Callable[[], Conninfo]
-    bin_directory: Path | None = None
-    home: Path | None = None
+    admin: Conninfo  # how to connect as its superuser
+    restart: Callable[[], Conninfo]  # kills it as a crash would, starts it, and returns that anew
+    bin_directory: Path | None = None  # where its programs are, if they are on this machine
+    home: Path | None = None  # where its data are, if on this machine
 
 
 def settings(*, durable: bool) -> dict[str, str]:
-    """Return the settings of a server that we start.
+    """The settings of a server that we start.
 
     Nothing happens behind the run's back (no autovacuum, no deadlock timer before the scheduler's
     own verdict, no JIT that changes a claim's cost), and nothing is kept outside the data
     directory (shared memory in files), where a killed server would leave it.
 
-    Args:
-        durable: Whether commits must survive a crash. Such a server is a benchmark's, which turns
-            autovacuum off and on itself: what stands on the command line could not be changed.
+    On a durable one commits survive a crash. It is a benchmark's, which turns autovacuum off and on
+    itself: what stands on the command line could not be changed.
     """
     return ({} if durable else {"autovacuum": "off"}) | {
         "deadlock_timeout": "60s",
@@ -218,27 +210,16 @@ def spoken(version: int) -> str:
 
 @dataclass(eq=False)
 class Server:
-    """A PostgreSQL server that is there for as long as its `open_server` block runs.
+    """A PostgreSQL server that is there for as long as its `open_server` block runs."""
 
-    Attributes:
-        source: What `open_server` takes to get the same again, but never a password.
-        version: server_version_num, such as 180004.
-        durable: Whether an acknowledged commit survives a crash of the server.
-        superuser: Whether we may do everything there.
-        trusted: Whether the queue's own SQL may do what we may.
-        label: One line for headers and reports.
-        bin_directory: Where psql and pgbench of this server are, if that is known.
-        home: Where its data are, if we started it on this machine.
-    """
-
-    source: str
-    version: int
-    durable: bool
-    superuser: bool
-    trusted: bool
-    label: str
-    bin_directory: Path | None
-    home: Path | None
+    source: str  # what `open_server` takes to get the same again, but never a password
+    version: int  # server_version_num, such as 180004
+    durable: bool  # an acknowledged commit survives a crash of the server
+    superuser: bool  # we may do everything there
+    trusted: bool  # the queue's own SQL may do what we may
+    label: str  # one line for headers and reports
+    bin_directory: Path | None  # where psql and pgbench of this server are, if that is known
+    home: Path | None  # where its data are, if we started it on this machine
     _admin: Conninfo = field(repr=False)
     _database_settings: Mapping[str, str] = field(repr=False)
     _watchdog: Watchdog | None = field(repr=False)  # None: the databases go with the server
@@ -262,8 +243,7 @@ class Server:
     def restart(self, conninfo: str) -> Conninfo:
         """Kill the server as a crash would, with every session, and start it again.
 
-        Returns:
-            Of the same database from now on: a container gets another port.
+        Returns how to connect to the same database from now on: a container gets another port.
 
         Raises:
             ServerUnavailableError: It is not ours, or does not come back.
@@ -313,20 +293,14 @@ class Server:
     def database(
         self, prefix: str = PREFIX, settings: Mapping[str, str] | None = None
     ) -> Iterator[str]:
-        """Create an empty database, and drop it at the end of the block.
+        """Create an empty database, by its connection string, and drop it at the end of the block.
 
         It is dropped with its sessions, also when the block raised or the connection died; on a
         server that is not ours, also when this process is killed.
 
-        Args:
-            prefix: What its name begins with, `queueproof` at least; a random part follows.
-
-        Yields:
-            A libpq connection string.
-
         Raises:
             ServerUnavailableError: The database cannot be created or connected to.
-            ValueError: The prefix could make the database look like somebody else's.
+            ValueError: The prefix of its name could make it look like somebody else's.
         """
         if not prefix.startswith(PREFIX):
             raise ValueError(f"the prefix {prefix!r} must begin with {PREFIX!r}")
@@ -340,9 +314,8 @@ class Server:
             raise
         except psycopg.Error as error:
             self._drop(name)
-            raise ServerUnavailableError(
-                f"no database could be created on {self.label}: {str(error).strip()}"
-            ) from None
+            told = f"no database could be created on {self.label}: {str(error).strip()}"
+            raise ServerUnavailableError(told) from None
         except BaseException:
             self._drop(name)
             raise
@@ -361,14 +334,10 @@ class Server:
             owned = sql.SQL("ALTER DATABASE {} OWNER TO {}")  # which CREATE cannot say of oneself
             connection.execute(owned.format(named, sql.SQL(self.owner)))
             for setting, value in settings.items():
-                connection.execute(
-                    sql.SQL("ALTER DATABASE {} SET {} = {}").format(
-                        named, sql.Identifier(setting), sql.Literal(value)
-                    )
-                )
+                parts = named, sql.Identifier(setting), sql.Literal(value)
+                connection.execute(sql.SQL("ALTER DATABASE {} SET {} = {}").format(*parts))
         if self._watchdog:  # its pg_hba.conf may let us into the databases that it names only
-            new = make_conninfo(self._admin, dbname=name)
-            waits.LimitedConnection.open(new).close()
+            waits.LimitedConnection.open(make_conninfo(self._admin, dbname=name)).close()
 
     @property
     def _strategy(self) -> str:

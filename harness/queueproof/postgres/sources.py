@@ -103,9 +103,8 @@ def borrowed(lent: Server) -> Iterator[Server]:
     with open_server(lent.source, durable=lent.durable, trust=lent.trusted) as server:
         if server.version != lent.version:
             here, there = spoken(server.version), spoken(lent.version)
-            raise ServerUnavailableError(
-                f"its {lent.source} is PostgreSQL {here}, here it is {there}"
-            )
+            told = f"its {lent.source} is PostgreSQL {here}, here it is {there}"
+            raise ServerUnavailableError(told)
         yield server
 
 
@@ -116,18 +115,16 @@ def _is_dsn(wanted: str) -> bool:
 def _open(wanted: Conninfo, watchdog: Watchdog, *, durable: bool, trust: bool) -> Server:
     if _is_dsn(wanted):
         return _somebodys(wanted, watchdog, trust=trust)
-    kind = wanted.split(":", 1)[0]
-    where: str = kind
+    kind, _, detail = wanted.partition(":")
+    where = kind
     match kind:
         case "embedded" | "local":
-            detail = wanted.removeprefix(kind).removeprefix(":")
             find = local.find_embedded if kind == "embedded" else local.find_installed
             programs = find(detail)
             started = local.start(watchdog, programs, durable=durable)
             source = str(wanted) if kind == "embedded" else f"local:{programs.directory}"
         case "container":
-            image = wanted.removeprefix(kind).removeprefix(":")
-            image = image or os.environ.get("QUEUEPROOF_POSTGRES_IMAGE") or DEFAULT_IMAGE
+            image = detail or os.environ.get("QUEUEPROOF_POSTGRES_IMAGE") or DEFAULT_IMAGE
             started = container.start(watchdog, image, durable=durable)
             source, where = f"container:{image}", f"container {image}"
         case _:
@@ -168,14 +165,11 @@ def _make_role(admin: Conninfo, facts: ServerFacts) -> None:
     PROGRAM). Before PostgreSQL 16 a role that makes others may give them those rights.
     """
     makes_roles = sql.SQL("CREATEROLE" if facts.version >= _CAREFUL else "NOCREATEROLE")
-    password = conninfo_to_dict(admin).get("password")
+    password = sql.Literal(conninfo_to_dict(admin).get("password"))
+    create = sql.SQL("CREATE ROLE {} LOGIN {} PASSWORD {}")
     with connected(admin) as connection:
         connection.execute("SET synchronous_commit = on")  # it must survive the server's kill
-        connection.execute(
-            sql.SQL("CREATE ROLE {} LOGIN {} PASSWORD {}").format(
-                sql.Identifier(ROLE), makes_roles, sql.Literal(password)
-            )
-        )
+        connection.execute(create.format(sql.Identifier(ROLE), makes_roles, password))
 
 
 def _somebodys(dsn: Conninfo, watchdog: Watchdog, *, trust: bool) -> Server:
@@ -250,9 +244,8 @@ def _refuse_malformed(dsn: Conninfo) -> None:
         # A name behind the address, which is not ambiguous, can be no part of a password before it.
         unknown = _UNKNOWN.search(str(error)) if "password" not in dsn else None
         if unknown:
-            raise ServerUnavailableError(
-                f"the DSN has ?{unknown[1]}=, which libpq does not know: leave it out."
-            ) from None
+            told = f"the DSN has ?{unknown[1]}=, which libpq does not know: leave it out."
+            raise ServerUnavailableError(told) from None
         raise ServerUnavailableError(
             "the DSN cannot be read: write postgresql://user:password@host:port/database, with"
             " special characters percent-encoded, or \"host=... dbname=... password='...'\"."

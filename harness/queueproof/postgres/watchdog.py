@@ -84,14 +84,13 @@ class Watchdog:
         pipe = cast("IO[bytes]", self._process.stdin)
         replies = cast("IO[bytes]", self._process.stdout)
         request = {"do": do, **what}
+        wanted = f"the watchdog process to do: {do}"
         with self._lock:
             _note(self._asked, request)
             try:
                 pipe.write(json.dumps(request).encode() + b"\n")
                 pipe.flush()
-                reply = self._reply(
-                    replies.fileno(), waits.START, f"the watchdog process to do: {do}"
-                )
+                reply = self._reply(replies.fileno(), waits.START, wanted)
             except waits.LimitError as silent:
                 raise WatchdogError(str(silent)) from None
             except OSError:
@@ -119,17 +118,15 @@ class Watchdog:
     def __exit__(self, *_: object) -> None:
         from queueproof import waits  # noqa: PLC0415 - as above
 
-        told = b""
+        replies = cast("IO[bytes]", self._process.stdout)
         with suppress(OSError):
             cast("IO[bytes]", self._process.stdin).close()
         try:
-            told = self._reply(
-                cast("IO[bytes]", self._process.stdout).fileno(), waits.CLEAN, "the watchdog"
-            )
+            told = self._reply(replies.fileno(), waits.CLEAN, "the watchdog")
         except waits.LimitError:
             return  # it goes on by itself
         finally:
-            cast("IO[bytes]", self._process.stdout).close()
+            replies.close()
         waits.ended(self._process, waits.CLEAN)
         if self._process.returncode == 0 and told:
             left: dict[str, str] = json.loads(told)
@@ -271,9 +268,8 @@ def _drop_patiently(conninfo: str, name: str) -> str:
     give_up = time.monotonic() + RETURN_SECONDS
     while True:
         try:
-            with psycopg.connect(
-                conninfo, autocommit=True, connect_timeout=CONNECT_SECONDS
-            ) as connection:
+            patient = psycopg.connect(conninfo, autocommit=True, connect_timeout=CONNECT_SECONDS)
+            with patient as connection:
                 drop_database(connection, name)
         except psycopg.OperationalError as error:
             if time.monotonic() > give_up:
@@ -292,11 +288,7 @@ def drop_database(connection: psycopg.Connection[Any], name: str) -> None:
     `lock_key`, so that the database cannot appear after it was found missing.
 
     Args:
-        connection: To another database of the same server, the one that it was created from.
-        name: The database.
-
-    Raises:
-        psycopg.Error: The server refuses.
+        connection: To the database of the same server that it was created from.
     """
     from psycopg import sql  # noqa: PLC0415 - as above
 
@@ -358,8 +350,8 @@ def _how(request: Request) -> dict[str, Any]:
     """In which environment and as whom (`owner`) the server's programs run."""
     environment = {k: v for k, v in os.environ.items() if not k.startswith("PG")}
     # the time zone is named because initdb would look for it in the whole zone database
-    settings: dict[str, Any] = {"env": environment | {"LC_ALL": "C", "TZ": "UTC"}, "cwd": "/"}
-    settings["stdin"] = subprocess.DEVNULL
+    environment |= {"LC_ALL": "C", "TZ": "UTC"}
+    settings: dict[str, Any] = {"env": environment, "cwd": "/", "stdin": subprocess.DEVNULL}
     if request["owner"]:
         uid, gid = request["owner"]
         settings |= {"user": uid, "group": gid, "extra_groups": []}

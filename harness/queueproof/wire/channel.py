@@ -14,7 +14,6 @@ class Channel:
 
     Args:
         among: Where it stands as long as it is open.
-        opened: The socket, its own from now on.
         receive: Takes what comes; nothing at the end.
         drained: Called when the other side has read something that had to wait.
     """

@@ -45,37 +45,25 @@ _UNREACHABLE = "08001"
 
 
 class Held(NamedTuple):
-    """A step that stands before the gate.
+    """A step that stands before the gate."""
 
-    Attributes:
-        kind: `query` and `execute` run something; `sync` commits what an `execute` did.
-        sql: The statement as the client wrote it; COMMIT for a `sync`.
-        params: Bound to $1, $2, ..., for reading.
-    """
-
-    kind: Literal["query", "execute", "sync"]
-    sql: str
-    params: protocol.Params = ()
+    kind: Literal["query", "execute", "sync"]  # `sync` commits what an `execute` did
+    sql: str  # as the client wrote it; COMMIT for a `sync`
+    params: protocol.Params = ()  # bound to $1, $2, ..., for reading
 
 
 COMMIT = Held("sync", "COMMIT")
 
 
 class Connection:
-    """A client's connection, and the one to the server that belongs to it.
-
-    Attributes:
-        pid: Of its backend; 0 until the server has said it.
-        held: What stands before the gate.
-        disguise: SQLSTATE and message that the client is told instead, if the server says that the
-            statement was cancelled. Taken back when the statement has finished.
-        closed: Whether it is gone.
-    """
+    """A client's connection, and the one to the server that belongs to it."""
 
     def __init__(self, wire: Wire, owner: str, opened: socket.socket) -> None:
         self.owner = owner
-        self.pid = 0
-        self.held: Held | None = None
+        self.pid = 0  # of its backend; 0 until the server has said it
+        self.held: Held | None = None  # what stands before the gate
+        # SQLSTATE and message that the client is told instead, if the server says that the
+        # statement was cancelled. Taken back when the statement has finished.
         self.disguise: tuple[str, str] | None = None
         self.closed = False
         self._wire = wire
@@ -154,19 +142,15 @@ class Connection:
     def run(self, sql: str) -> None:
         """Execute a statement of the harness's own while the server waits for a new command.
 
-        What else is on the wire moves meanwhile.
-
-        Args:
-            sql: A statement without an answer that matters, such as SET.
+        Its answer does not matter, as of SET. What else is on the wire moves meanwhile.
 
         Raises:
             ServerError: The server answered with an error, or the connection broke.
             LimitError: The server does not answer, or the client does not end what it has begun.
             QueueproofError: A step is running, or the client is in the middle of a pipeline.
         """
-        limit = waits.Limit(
-            waits.OWN, f"PostgreSQL to answer {sql} on a connection of {self.owner}"
-        )
+        what = f"PostgreSQL to answer {sql} on a connection of {self.owner}"
+        limit = waits.Limit(waits.OWN, what)
         while not self._rests and not self.closed:
             if self._step is not None or self.held is not None:
                 raise QueueproofError(f"{self.owner} is in the middle of something: {sql}")
@@ -250,10 +234,8 @@ class Connection:
             new = self._wire.rewrite(sql)
             return message if new == sql else Message("Q", protocol.query(new))
         parse = protocol.read_parse(message.body)
-        new = self._wire.rewrite(parse.sql)
-        return (
-            message if new == parse.sql else Message("P", protocol.parse(parse._replace(sql=new)))
-        )
+        new = parse._replace(sql=self._wire.rewrite(parse.sql))
+        return message if new == parse else Message("P", protocol.parse(new))
 
     def _begin(self, packet: Message) -> None:
         if packet.code in {protocol.TLS, protocol.GSS}:
@@ -470,22 +452,15 @@ class _Owner:
 
 
 class Wire:
-    """Ports for clients, and what stands between them and the server.
-
-    Args:
-        conninfo: Of the server's database, as libpq reads it.
-
-    Attributes:
-        conninfo: The same; may be set when the server is to be had elsewhere.
-        settings: Gives the statements that are run on a new connection of an owner before its
-            client may use it.
-        rewrite: What the server gets instead of a client's SQL.
-    """
+    """Ports for clients, and what stands between them and the server."""
 
     def __init__(self, conninfo: str) -> None:
+        # Of the server's database, as libpq reads it; may be set when that is to be had elsewhere.
         self.conninfo = conninfo
+        # Gives the statements that are run on a new connection of an owner before its client may
+        # use it.
         self.settings: Callable[[str], Sequence[str]] = lambda _: ()
-        self.rewrite: Callable[[str], str] = lambda sql: sql
+        self.rewrite: Callable[[str], str] = lambda sql: sql  # what the server gets instead
         self._resolved: tuple[str, Upstream] | None = None
         self._selector = selectors.DefaultSelector()
         self._channels: set[Channel] = set()
@@ -523,11 +498,7 @@ class Wire:
         return [found for found in self._owners[owner].connections if found.opened]
 
     def hold(self, owner: str, on: bool) -> None:  # noqa: FBT001 - a switch
-        """Hold back what an owner's clients execute from now on, or let all of it through.
-
-        Args:
-            on: Whether to hold.
-        """
+        """Hold back what an owner's clients execute from now on, or let all of it through."""
         self._owners[owner].held = on
         for connection in list(self._owners[owner].connections):
             connection.switch()
@@ -558,20 +529,11 @@ class Wire:
     def channel(
         self, opened: socket.socket, receive: Callable[[bytes], None], drained: Callable[[], None]
     ) -> Channel:
-        """A socket that is read and written as `pump` finds it ready.
-
-        Args:
-            receive: Called with what was read; nothing at its end.
-            drained: Called when the other side has read something that had to wait.
-        """
+        """A socket that is read and written as `pump` finds it ready: see `Channel`."""
         return Channel(self._channels, self._selector, opened, receive, drained)
 
     def watch(self, fd: FileDescriptorLike, callback: Callable[[], object]) -> None:
-        """Have `pump` call something whenever a file descriptor is readable.
-
-        Args:
-            callback: What is called.
-        """
+        """Have `pump` call something whenever a file descriptor is readable."""
         self._selector.register(fd, selectors.EVENT_READ, lambda _: callback())
 
     def unwatch(self, fd: FileDescriptorLike) -> None:
@@ -579,13 +541,10 @@ class Wire:
         self._selector.unregister(fd)
 
     def pump(self, seconds: float | None) -> bool:
-        """Move what can be moved.
+        """Move what can be moved; whether there was anything.
 
         Args:
             seconds: How long to wait at most for something; None for as long as it takes.
-
-        Returns:
-            Whether anything happened.
         """
         ready = self._selector.select(seconds)
         known = self._selector.get_map()

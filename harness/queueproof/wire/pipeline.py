@@ -23,15 +23,10 @@ _PRIVATE = frozenset(
 
 @dataclass(eq=False, slots=True)
 class PreparedStatement:
-    """A statement that was prepared.
+    """A statement that was prepared."""
 
-    Attributes:
-        sql: As the client wrote it.
-        oids: The types of its parameters as far as they are known, 0 where not.
-    """
-
-    sql: str
-    oids: tuple[int, ...]
+    sql: str  # as the client wrote it
+    oids: tuple[int, ...]  # the types of its parameters as far as they are known, 0 where not
 
 
 _UNKNOWN = PreparedStatement("", ())
@@ -51,16 +46,11 @@ class Portal(NamedTuple):
 
 
 class Due(NamedTuple):
-    """A message that the server has to answer.
-
-    Attributes:
-        statement: That it is about.
-        undo: What is to be undone when the server refuses it.
-    """
+    """A message that the server has to answer."""
 
     kind: str
-    statement: PreparedStatement = _UNKNOWN
-    undo: Callable[[], None] | None = None
+    statement: PreparedStatement = _UNKNOWN  # that it is about
+    undo: Callable[[], None] | None = None  # called when the server refuses it
 
 
 Finished = Literal["", "execute", "ready", "copy"]
@@ -70,23 +60,15 @@ class Pipeline:
     """One connection's conversation after login.
 
     Whoever passes messages on tells of each, in order, of both directions.
-
-    Attributes:
-        tag: What the server called the command that it completed last, such as `UPDATE 1`.
-        error: SQLSTATE and message of the last error.
-        in_transaction: Whether an explicit transaction is open, failed ones included.
-        uncommitted: Whether an Execute outside of one has succeeded that its Sync will commit.
-        copying: Whether the server reads COPY data.
-        skipping: Whether the server ignores everything up to the next Sync, after an error.
     """
 
     def __init__(self) -> None:
-        self.tag = ""
-        self.error: tuple[str, str] | None = None
-        self.in_transaction = False
-        self.uncommitted = False
-        self.copying = False
-        self.skipping = False
+        self.tag = ""  # of the command that the server completed last, such as `UPDATE 1`
+        self.error: tuple[str, str] | None = None  # SQLSTATE and message of the last one
+        self.in_transaction = False  # an explicit one is open, failed ones included
+        self.uncommitted = False  # an Execute outside of one has succeeded; its Sync will commit
+        self.copying = False  # the server reads COPY data
+        self.skipping = False  # it ignores everything up to the next Sync, after an error
         self._synced = True  # nothing was sent since the last Sync
         self._due: deque[Due] = deque()
         self._statements: dict[str, PreparedStatement] = {}
@@ -141,11 +123,7 @@ class Pipeline:
         return self._portals.get(protocol.read_text(execute.body), Portal())
 
     def sent(self, message: Message, noted: Due | None = None) -> None:
-        """A message goes to the server.
-
-        Args:
-            noted: What `note` gave for it, if it was asked before.
-        """
+        """A message goes to the server; `noted` is what `note` gave for it, if it was asked."""
         kind = message.kind
         if self.copying:
             # The server ignores a Sync that it finds where COPY data should be.

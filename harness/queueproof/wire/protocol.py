@@ -63,17 +63,11 @@ class ProtocolError(QueueproofError):
 
 
 class Message(NamedTuple):
-    """One message, or a piece of a long one that nobody needs to read.
+    """One message, or a piece of a long one that nobody needs to read."""
 
-    Attributes:
-        kind: Its letter; empty for the packets before a client's startup is through.
-        raw: Its bytes, header included.
-        more: Whether further pieces of it follow.
-    """
-
-    kind: str
-    raw: bytes
-    more: bool = False
+    kind: str  # its letter; empty for the packets before a client's startup is through
+    raw: bytes  # header included
+    more: bool = False  # further pieces of it follow
 
     @property
     def body(self) -> bytes:
@@ -124,7 +118,7 @@ class Parser:
             end = start + min(self._left, PIECE)
         elif self._begun:
             if len(self._buffer) < start + 5:
-                self._check_kind(start)
+                self._check_kind(bytes(self._buffer[start : start + 1]))
                 return None
             kind, length = _HEADER.unpack_from(self._buffer, start)
             self._check(kind, length)
@@ -139,17 +133,13 @@ class Parser:
             end = start + length
         return end if len(self._buffer) >= end else None
 
-    def _check_kind(self, start: int) -> None:
-        kind = bytes(self._buffer[start : start + 1])
+    def _check_kind(self, kind: bytes) -> None:
         if kind and kind not in self._limits:
             raise ProtocolError(f"a message of the unknown kind {kind!r}")
 
     def _check(self, kind: bytes, length: int) -> None:
-        limit = self._limits.get(kind)
-        if limit is None:
-            raise ProtocolError(f"a message of the unknown kind {kind!r}")
-        if kind in self._passed:
-            limit = _LONGEST
+        self._check_kind(kind)
+        limit = _LONGEST if kind in self._passed else self._limits[kind]
         if not _INT4.size <= length <= limit:
             raise ProtocolError(f"a message {kind!r} of {length} bytes")
 
@@ -198,11 +188,7 @@ def parse(wanted: Parse) -> bytes:
 
 
 def error_response(severity: str, sqlstate: str, text: str) -> bytes:
-    """An error, as a server reports it.
-
-    Args:
-        severity: `ERROR` or `FATAL`.
-    """
+    """An error, as a server reports it; its severity is `ERROR` or `FATAL`."""
     fields = (("S", severity), ("V", severity), ("C", sqlstate), ("M", text))
     return message("E", b"".join(f"{key}{value}\0".encode() for key, value in fields) + b"\0")
 
