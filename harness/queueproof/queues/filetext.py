@@ -178,8 +178,8 @@ def read(path: Path) -> str:
         raise QueueError("the file is not UTF-8; save it as UTF-8", Source(path, line)) from None
 
 
-def blocks_of(file: QueueText) -> list[Block]:
-    """The blocks of a file, in its order."""
+def blocks_of(file: QueueText) -> dict[str, Block]:
+    """The blocks of a file by name, in its order."""
     markers = file.comments(MARKER)
     for start, unmarked in file.comments(_UNMARKED):
         if unmarked[1] in OPERATION_OF:
@@ -197,12 +197,11 @@ def blocks_of(file: QueueText) -> list[Block]:
             how += f". {OF_PSQL}"
         file.fail(found[0].start, how)
     bounds = [*(start for start, _ in markers), len(file.text)]
-    blocks: list[Block] = []
+    blocks: dict[str, Block] = {}
     for (start, end), (_, marker) in zip(pairwise(bounds), markers, strict=True):
         block = _block(file, start, marker, end)
-        if (same := next((b for b in blocks if b.name == block.name), None)) is not None:
+        if (same := blocks.setdefault(block.name, block)) is not block:
             file.fail(start, f"block {block.name} stands already in line {same.source.line}")
-        blocks.append(block)
     return blocks
 
 

@@ -23,14 +23,10 @@ def longest_span(blocks: Iterable[Block]) -> float | None:
     """Seconds of the longest span for which SQL may put off a dead worker's job.
 
     That is the longest interval as often as the largest number says: which of them belong together
-    nobody can tell, and a setting may stand in a table.
-
-    Returns:
-        None where no span that stands there bounds it.
+    nobody can tell, and a setting may stand in a table. None where no span there bounds it.
     """
-    text = "\n".join(
-        one.text for block in blocks if block.name not in _OF_OTHERS for one in block.statements
-    )
+    own = [block for block in blocks if block.name not in _OF_OTHERS]
+    text = "\n".join(statement.text for block in own for statement in block.statements)
     if _ENDLESS.search(text):
         return None
     units = [f"1 {unit}" for unit in _UNIT.findall(text)]  # `days => n`, `n || ' days'`

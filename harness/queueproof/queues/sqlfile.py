@@ -71,7 +71,7 @@ def load_text(text: str, path: Path | str) -> SqlFileQueue:
     file = whole(QueueText(text, Path(path)))
     keys = header_lines(file)
     header = facts_of(keys)
-    blocks = {block.name: block for block in blocks_of(file)}
+    blocks = blocks_of(file)
     files: list[QueueText] = []
     if patterns := header.pop("include", None):
         # A glob after a name may match it again: ["first.sql", "*.sql"].
@@ -81,11 +81,12 @@ def load_text(text: str, path: Path | str) -> SqlFileQueue:
                 known.setdefault(os.path.realpath(one.path), one)
         files = list(known.values())
         blocks["schema"] = including(keys, files, blocks.get("schema"))
-    for name, hint in (
-        ("schema", '#`, or include = ["schema.sql"] in the header'),
-        ("enqueue", "`"),
-        ("claim", "`"),
-    ):
+    hints = {
+        "schema": '#`, or include = ["schema.sql"] in the header',
+        "enqueue": "`",
+        "claim": "`",
+    }
+    for name, hint in hints.items():
         if name not in blocks:
             message = f"there is no block {name}; write `-- name: {name}{hint}"
             raise FormatError(message, file.source(0))
@@ -135,20 +136,11 @@ def _declaring(file: QueueText, reasons: Mapping[str, str]) -> str:
 
 
 class SqlFileQueue(Queue):
-    """A queue whose operations are the blocks of an SQL file.
+    """A queue whose operations are the blocks of an SQL file."""
 
-    Attributes:
-        name: The path as it was given.
-        blocks: The blocks by name, in the file's order.
-        states: The queue's own names of states, and what each stands for.
-        files: The file, and those that it extends or includes.
-        own: The text of the file itself.
-        whole: The same, with what it extends in its place.
-    """
-
-    name: str = ""
-    files: Sequence[Path] = ()
-    own: str
+    name: str = ""  # the path as it was given
+    files: Sequence[Path] = ()  # the file, and those that it extends or includes
+    own: str  # the text of the file itself
 
     def __init__(
         self,
@@ -159,11 +151,12 @@ class SqlFileQueue(Queue):
         beside: Sequence[str] = (),
     ) -> None:
         """Take the parts of a file that `load` has checked."""
+        # The queue's own names, and what each stands for.
         self.states: Mapping[str, State] = header.get("states", {})
         for key, value in header.items():
             if key in HEADER_KEYS:
                 setattr(self, key, value)
-        self.blocks = blocks
+        self.blocks = blocks  # by name, in the file's order
         everything = "\0".join([file.text, *beside])
         self.sees_backends = bool(_BACKENDS.search(everything))
         self.sees_cluster = bool(_CLUSTER.search(everything))
@@ -175,7 +168,7 @@ class SqlFileQueue(Queue):
         self.joins_transactions = _JOINING.issuperset(first)
         self.written = everything
         self.name = name
-        self.whole = file.text
+        self.whole = file.text  # with what it extends in its place
         self._file = file
 
     @cached_property

@@ -47,13 +47,6 @@ _MARK = "QUEUEPROOF_MARK"  # a variable
 _LAST_WORDS = 1.0  # seconds for a dead worker's pipes to run dry
 _SHOWN = 200  # characters of a line in a message
 
-_OF_A_JOB = {
-    "complete": "job",
-    "complete_many": "jobs",
-    "complete_and_claim": "jobs",
-    "fail": "job",
-}
-
 
 class WorkerError(QueueError):
     """A worker died, does not answer, or answers what is no answer; the message says which."""
@@ -170,8 +163,10 @@ class WorkerQueue(Queue):
                 if argument not in OPERATIONS[name]:
                     near = _near(argument, OPERATIONS[name])
                     refuse(f'"takes": {name!r} cannot be given {argument!r}{near}')
-            if (job := _OF_A_JOB.get(name)) and job not in arguments:
-                refuse(f'"takes": {name!r} is about a {job}: add {job!r}')
+            # A heartbeat may be about whatever its worker holds.
+            for job in (OPERATIONS[name] & {"job", "jobs"}) - {*arguments}:
+                if name != "heartbeat":
+                    refuse(f'"takes": {name!r} is about a {job}: add {job!r}')
         self._takes = {name: frozenset(arguments) for name, arguments in takes.items()}
 
     # --- messages and answers -------------------------------------------------------------------
@@ -358,6 +353,7 @@ class WorkerProcess:
             how = error.strerror or error
             raise WorkerError(f"{queue.name} cannot be started: {how}") from None
         self.pid = self._process.pid
+        self._group = f"group {self.pid}"
         self._stdin, self._log_pipe = (
             cast("IO[bytes]", pipe) for pipe in (self._process.stdin, self._process.stderr)
         )
@@ -379,10 +375,6 @@ class WorkerProcess:
 
     def __exit__(self, *_: object) -> None:
         self.kill()
-
-    @property
-    def _group(self) -> str:
-        return f"group {self.pid}"
 
     @property
     def alive(self) -> bool:

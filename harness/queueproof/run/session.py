@@ -213,7 +213,9 @@ class LibpqSession(Session):
     def send(self, step: Step, *, begin: bool = False) -> None:
         """See `Session.send`."""
         self.said = ""
-        self._forget_untold()  # of what was cancelled, whose answer nobody has taken
+        for what in self._untold:  # what was cancelled, and its answer not taken, is prepared anew
+            del self._prepared[what]
+        self._untold.clear()
         begins, self._begins = self._begins or ("BEGIN" if begin else ""), ""
         if not self.in_transaction and not begins and _squeezed(step.sql) in _BEGINS:
             self._begins = step.sql
@@ -290,12 +292,6 @@ class LibpqSession(Session):
             self._untold.append(what)
             self.pgconn.send_prepare(name, sql.encode(), types or None)
         self.pgconn.send_query_prepared(name, values)
-
-    def _forget_untold(self) -> None:
-        """Prepare anew what may not have been prepared."""
-        for what in self._untold:
-            del self._prepared[what]
-        self._untold.clear()
 
     def _encode(self, value: Parameter) -> tuple[bytes | None, int]:
         match value:
@@ -424,13 +420,13 @@ class LibpqSession(Session):
 
     def _answered(self, sql: str) -> PGresult:
         """The server's answer to the harness's own statement."""
-
-        def what() -> str:
-            return f"PostgreSQL to answer {self.name}: {_shown(sql)}"
-
-        seconds = self.patience or waits.OWN
         try:
-            answer = waits.answer(self.pgconn, seconds, what, self.meanwhile)
+            answer = waits.answer(
+                self.pgconn,
+                self.patience or waits.OWN,
+                lambda: f"PostgreSQL to answer {self.name}: {_shown(sql)}",
+                self.meanwhile,
+            )
         except OperationalError:
             answer = None
         if answer is None or self.pgconn.status != pq.ConnStatus.OK:

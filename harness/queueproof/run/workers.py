@@ -13,7 +13,7 @@ import textwrap
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from typing import Any
 
 from psycopg import sql
@@ -101,7 +101,7 @@ class ClientSession(Session):
         self._lab = lab
         self._wire = lab.wire
         self._settings: dict[str, str] = {}
-        self._gates: set[int] = set()  # backends whose gate keys are held
+        self.keys_held: set[int] = set()  # of the gates of which backends
         self._offered: Step | None = None
         self._standing: Connection | None = None  # what is offered stands before this one's gate
         self._asked = False
@@ -194,8 +194,8 @@ class ClientSession(Session):
         assert step is self._offered
         if self._standing is not None and not self._standing.closed:
             self._lab.notice(step)
-            if self._standing.pid not in self._gates:
-                self._gates.add(self._standing.pid)
+            if self._standing.pid not in self.keys_held:
+                self.keys_held.add(self._standing.pid)
                 self._lab.hold_key(self._standing.pid)
             self._standing.release()
 
@@ -259,7 +259,8 @@ class ClientSession(Session):
         held = self._standing.held
         assert held is not None
         params = {str(n): value for n, value in enumerate(held.params, 1)}
-        self._offered = Step(self._lab.original(held.sql), params, commits=held.kind == "sync")
+        written = self._lab.written.get(held.sql, held.sql)
+        self._offered = Step(written, params, commits=held.kind == "sync")
         return self._result(command, error, offered=self._offered)
 
     def _result(
@@ -320,10 +321,6 @@ class ClientSession(Session):
         """Kill the worker, and close its connections."""
         self._talk.close()
 
-    def forget_gates(self) -> None:
-        """The keys of its gates are held no more."""
-        self._gates.clear()
-
     def _set_clock(self) -> None:
         ahead = self._lab.ahead(self.name)
         if ahead != self._ahead and self._lab.queue.moves_clock:
@@ -347,7 +344,7 @@ class ClientLab(Lab):
         self.wire = Wire(server.for_queue(conninfo))  # the gate between the workers and the server
         self.wire.settings = self._settings_of
         self.wire.rewrite = self._rewritten
-        self._written: dict[str, str] = {}  # what the server gets to what a worker wrote
+        self.written: dict[str, str] = {}  # what the server gets to what a worker wrote
         self._spares: deque[_Conversation] = deque()
         self._ahead = SPARES
         self.lives = itertools.count(1)  # a number for each life of a worker
@@ -366,40 +363,35 @@ class ClientLab(Lab):
 
         A worker may want its tables when it begins, or to have begun before it makes them.
         """
-        installer = _Conversation(self, _INSTALLER)
-        try:
-            self._ask_init(installer)
-            self.greet(installer)
-            self._make_tables(installer)
-        except _SilentError:
-            raise
-        except WorkerError as error:
-            installer.close()
-            self._install_first(error)
-        finally:
-            installer.close()
+        with closing(_Conversation(self, _INSTALLER)) as installer:
+            try:
+                self._begin_life(installer)
+                self._make_tables(installer)
+            except _SilentError:
+                raise
+            except WorkerError as error:
+                installer.close()
+                self._install_first(error)
         name = sql.Identifier(self._admin.info.dbname)
         level = sql.SQL("ALTER DATABASE {} SET default_transaction_isolation = {}")
         self._admin.execute(level.format(name, self.queue.isolation))
 
     def _install_first(self, reason: WorkerError) -> None:
         """The other way round: tables first, and then another worker begins."""
-        installer = _Conversation(self, _INSTALLER)
-        try:
-            self._make_tables(installer)
-        except WorkerError as error:
-            if not installer.process.alive:
-                raise reason from None  # it ends either way
-            told = f"{reason}\nAsked to install first, it did not either: {error}"
-            raise WorkerError(told) from None
-        finally:
-            installer.close()
-        second = _Conversation(self, _INSTALLER)
-        try:
-            self._ask_init(second)
-            self.greet(second)
-        finally:
-            second.close()
+        with closing(_Conversation(self, _INSTALLER)) as installer:
+            try:
+                self._make_tables(installer)
+            except WorkerError as error:
+                if not installer.process.alive:
+                    raise reason from None  # it ends either way
+                told = f"{reason}\nAsked to install first, it did not either: {error}"
+                raise WorkerError(told) from None
+        with closing(_Conversation(self, _INSTALLER)) as second:
+            self._begin_life(second)
+
+    def _begin_life(self, talk: _Conversation) -> None:
+        self._ask_init(talk)
+        self.greet(talk)
 
     def _make_tables(self, installer: _Conversation) -> None:
         request = self.queue.request("install", dsn=installer.dsn)
@@ -492,9 +484,8 @@ class ClientLab(Lab):
 
     def _settings_of(self, owner: str) -> Sequence[str]:
         """The statements that a new connection runs before a worker may use it."""
-        return [
-            one for session in self._clients if session.owner == owner for one in session.settings
-        ]
+        own = (session for session in self._clients if session.owner == owner)
+        return [statement for session in own for statement in session.settings]
 
     @property
     def _clients(self) -> list[ClientSession]:
@@ -544,7 +535,7 @@ class ClientLab(Lab):
         clients = {s.name: s for s in self._clients if _WORKER.fullmatch(s.name)}
         for session in clients.values():
             self._lose(session, session.pids)
-            session.forget_gates()
+            session.keys_held.clear()
             session.conninfo = self.conninfo
             del self._sessions[session.name]
         used = self._used & clients.keys()
@@ -595,12 +586,8 @@ class ClientLab(Lab):
         """A worker's SQL with every form of the time moved with the clock."""
         moved = move_times(statements)
         if moved != statements:
-            self._written[moved] = statements
+            self.written[moved] = statements
         return moved
-
-    def original(self, statement: str) -> str:
-        """The statement that a worker wrote, where the server got this one."""
-        return self._written.get(statement, statement)
 
     def notice(self, step: Step) -> None:
         """See whether a statement carries its process' own time, which the harness cannot move."""
