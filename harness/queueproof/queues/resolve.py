@@ -68,14 +68,8 @@ def files_of(queue: Queue) -> list[Path]:
         return [Path(file) for kind in type(queue).__mro__ if (file := _source_file(kind))]
     module = sys.modules.get(queue.name.partition(":")[0])  # of a class with a process per worker
     named = [*queue.argv, getattr(module, "__file__", None) or ""]
-    return [path for path in map(Path, filter(None, named)) if _is_file(path)]
-
-
-def _is_file(path: Path) -> bool:
-    try:
-        return path.is_file()
-    except OSError:  # an argument that can be no file's name
-        return False
+    # Path.is_file fails on an argument that can be no file's name.
+    return [Path(name) for name in named if os.path.isfile(name)]  # noqa: PTH113
 
 
 _LANGUAGES = {".py": "python", ".mjs": "node", ".cjs": "node", ".js": "node", ".rb": "ruby"}

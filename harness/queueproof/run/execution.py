@@ -264,17 +264,16 @@ class Execution:
         """Settle a running statement: it answers, stops at a gate, or waits for somebody."""
         if self._settle(flight, FIRST_LOOK if self.state.may_stop(actor) else ALONE_LOOK):
             self._receive(actor, flight)
-            return
-        if flight.gated:
+        elif flight.gated:
             self.state.note_stop(actor, flight)
-            return
-        actor.blocked = True
-        blockers = self.state.known(flight.blockers)
-        for other in blockers:
-            call = other.flight.call.index if other.flight else None
-            for one in flight.calls:
-                one.waits += (LockWait(other.name, call, flight.stale or other.late),)
-        self.state.note(actor, "waits", " and ".join(other.name for other in blockers))
+        else:
+            actor.blocked = True
+            blockers = self.state.known(flight.blockers)
+            for other in blockers:
+                call = other.flight.call.index if other.flight else None
+                for one in flight.calls:
+                    one.waits += (LockWait(other.name, call, flight.stale or other.late),)
+            self.state.note(actor, "waits", " and ".join(other.name for other in blockers))
 
     def _settle(self, flight: Flight, look: float = 0.0) -> bool:
         """Wait until a session has answered (True), or has stopped or waits for another (False).
@@ -391,27 +390,26 @@ class Execution:
         if kind == "enqueue":
             self._space_out()
         self.state.moment += 1
-        both = kind == "complete_and_claim"
         call = self.state.invoke("complete_many" if kind == "complete_and_claim" else kind, actor)
         arguments = self._arguments(actor, do, call)
-        claim = self.state.invoke("claim", actor) if both else None
-        if claim is not None:
+        claim = None
+        if kind == "complete_and_claim":
+            claim = self.state.invoke("claim", actor)
             claim.limit, claim.queue = call.limit, do.queue
         generator = self.lab.start(kind, actor.name, **arguments)
         if kind == "start":
             self.lab.started.add(actor.identity)
         self.state.note(actor, "start", call=call)
         session = self.state.connection(actor, call)
+        split = self.state.splitting and not do.whole
+        flight = Flight(call, session, generator, Step(""), do, split, do.whole, claim=claim)
+        actor.flight = flight
         try:
-            step = next(generator)
+            flight.step = next(generator)
         except StopIteration as stop:
-            flight = Flight(call, session, generator, Step(""), do, claim=claim)
-            actor.flight = flight
             self._finish(actor, flight, stop.value)
             return None
-        split = self.state.splitting and not do.whole
-        actor.flight = Flight(call, session, generator, step, do, split, do.whole, claim=claim)
-        return actor.flight
+        return flight
 
     def _arguments(self, actor: Actor, do: Do, call: Call) -> dict[str, object]:
         arguments: dict[str, object] = {"queue": do.queue, "worker": actor.identity}
@@ -673,10 +671,17 @@ class Execution:
         The victim is always the one that joined the program last: Postgres' own choice depends on
         its timers, and replays would differ.
         """
-        circle = self._circle()
+        waiting = {
+            actor.name: {
+                other.name for other in self.state.known(self.lab.blockers(actor.flight.session))
+            }
+            for actor in self.state.actors.values()
+            if actor.blocked and actor.flight
+        }
+        circle = [name for name in waiting if name in reachable(waiting, name)]
         if not circle:
             return False
-        victim = circle[-1]
+        victim = self.state.actors[circle[-1]]
         flight = victim.flight
         assert flight is not None
         # A heartbeat that waits for its own worker's transaction stands alone in its circle.
@@ -686,16 +691,6 @@ class Execution:
         self._receive(victim, flight)
         self.settle_blocked()
         return True
-
-    def _circle(self) -> list[Actor]:
-        waiting = {
-            actor.name: {
-                other.name for other in self.state.known(self.lab.blockers(actor.flight.session))
-            }
-            for actor in self.state.actors.values()
-            if actor.blocked and actor.flight
-        }
-        return [self.state.actors[name] for name in waiting if name in reachable(waiting, name)]
 
     # --- whole operations -----------------------------------------------------------------------
 

@@ -525,8 +525,7 @@ class Lab:
 
     def terminate(self, key: str) -> None:
         """Have the server end the backend under a key, if there is one; it is gone afterwards."""
-        if key in self._sessions:
-            session = self._sessions[key]
+        if session := self._sessions.get(key):
             self._end(session.pids)
             self.discard(session)
 

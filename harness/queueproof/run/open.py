@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
@@ -19,12 +20,8 @@ from queueproof.run.workers import ClientLab
 CONNECTIONS = 20  # that an installed queue may come to have at once
 _ENDED = "57P01"  # admin_shutdown, or pg_terminate_backend
 _ALIVE = 2  # seconds for a server to show that it runs
-
-
-_FULL = (  # libpq's words
-    "too many clients already",
-    "remaining connection slots are reserved",
-    "too many connections for",
+_FULL = re.compile(  # libpq's words
+    "too many clients already|remaining connection slots are reserved|too many connections for"
 )
 
 
@@ -86,7 +83,7 @@ def _held_responsible(server: Server, conninfo: str) -> Iterator[None]:
                 " made an event trigger, or set default_transaction_read_only?"
             ) from None
         lost = state in {None, _ENDED}
-        if any(said in told for said in _FULL):
+        if _FULL.search(told):
             raise ServerUnavailableError(
                 f"the server has no connection left: {told}. Allow {2 * CONNECTIONS} for --jobs 1,"
                 f" and {CONNECTIONS} more for each further process (max_connections of the server,"
@@ -114,8 +111,7 @@ def _start_of(conninfo: str) -> object:
     try:
         with psycopg.connect(conninfo, connect_timeout=_ALIVE) as connection:
             # As text: psycopg reads times in the style ISO alone, and a role may have another.
-            return connection.execute(
-                "SELECT pg_catalog.pg_postmaster_start_time()::pg_catalog.text"
-            ).fetchone()
+            asked = "SELECT pg_catalog.pg_postmaster_start_time()::pg_catalog.text"
+            return connection.execute(asked).fetchone()
     except psycopg.Error:
         return None

@@ -46,13 +46,13 @@ def hint(
         return ""
     if error.message.startswith('role "'):
         return "\nA role is the whole server's, and no check asks for one: leave this line out."
-    steps = list(schema)
-    for name in (name for step in steps for name in _TEMPORARY.findall(step.sql)):
+    steps = [step.sql for step in schema]
+    for name in (name for sql in steps for name in _TEMPORARY.findall(sql)):
         if f'"{name}"' in error.message:
             return f"\nThe schema makes {name} a temporary table, which no other connection sees."
-    if error.sqlstate == "42P01" and any(map(_SETS_PATH.match, (step.sql for step in steps))):
+    if error.sqlstate == "42P01" and any(map(_SETS_PATH.match, steps)):
         return "\nThe schema's SET search_path ends with its connection: name the table's schema."
-    asked = {name.lower() for step in steps for name in _EXTENSION.findall(step.sql)}
+    asked = {name.lower() for sql in steps for name in _EXTENSION.findall(sql)}
     missing: dict[str, bool] = dict(admin.execute(_LACKING, [sorted(asked)]).fetchall())
     if not missing:
         return ""
@@ -81,9 +81,7 @@ def rejected(step: Step, error: ServerError, hint: str = "") -> QueueError:
             where += f"\n{OF_PSQL}"
     if error.sqlstate == _NO_SCHEMA and '"' not in error.message:  # which would name one
         where += "\nHas the role a search_path of its own? ALTER ROLE ... RESET search_path"
-    told, more = (
-        text if len(text) <= TOLD else f"{text[:TOLD]} …" for text in (error.message, error.more)
-    )
-    return QueueError(
-        f"PostgreSQL rejected this SQL: {told} ({error.sqlstate}){where}{more}{hint}", source
-    )
+    said = (error.message, error.more)
+    told, more = (text if len(text) <= TOLD else f"{text[:TOLD]} …" for text in said)
+    message = f"PostgreSQL rejected this SQL: {told} ({error.sqlstate}){where}{more}{hint}"
+    return QueueError(message, source)

@@ -132,21 +132,21 @@ class _Stubs:
         return found
 
     def _type_of(self, column: str) -> str:
-        found = re.search(rf'{_BEFORE}\s*"?{column}"?\s+(\w+)', self.text, re.IGNORECASE)
+        found = self._find(rf'{_BEFORE}\s*"?{column}"?\s+(\w+)')
         return found[1] if found else "text"
+
+    def _find(self, pattern: str) -> re.Match[str] | None:
+        return re.search(pattern, self.text, re.IGNORECASE)
 
     def _function(self, name: str, takes: str) -> str:
         call = rf"{_named(name)}\s*\([^)]*\)"
-        if re.search(rf"EXECUTE\s+(?:FUNCTION|PROCEDURE)\s+{call}", self.text, re.IGNORECASE):
+        if self._find(rf"EXECUTE\s+(?:FUNCTION|PROCEDURE)\s+{call}"):
             body = "RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NEW; END'"
             return f"CREATE FUNCTION {name}({takes}) {body}"
-        cast = re.search(rf"{call}\s*\)*\s*::\s*(\w+)", self.text, re.IGNORECASE)
-        default = re.search(
-            rf"(\w+)(?:\s+NOT\s+NULL)?\s+DEFAULT\s+{call}", self.text, re.IGNORECASE
-        )
-        left = re.search(rf'(\w+)"?\s*=\s*(?:\(\s*SELECT\s+)?{call}', self.text, re.IGNORECASE)
-        right = re.search(rf'{call}\s*\)?\s*=\s*(?:\w+\.)?"?(\w+)', self.text, re.IGNORECASE)
-        compared = left or right
+        cast = self._find(rf"{call}\s*\)*\s*::\s*(\w+)")
+        default = self._find(rf"(\w+)(?:\s+NOT\s+NULL)?\s+DEFAULT\s+{call}")
+        left = self._find(rf'(\w+)"?\s*=\s*(?:\(\s*SELECT\s+)?{call}')
+        compared = left or self._find(rf'{call}\s*\)?\s*=\s*(?:\w+\.)?"?(\w+)')
         if found := cast or default:
             kind = found[1]
         else:

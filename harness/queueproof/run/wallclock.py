@@ -12,6 +12,7 @@ import threading
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from importlib.util import find_spec
+from itertools import chain
 from typing import Any
 
 from queueproof.errors import to_install
@@ -52,10 +53,8 @@ def carries_now(step: Step) -> bool:
     """True if a date or a number of seconds near to this moment stands in a statement."""
     now = datetime.now(UTC)
     for text in (step.sql, *(str(value) for value in step.params.values())):
-        for day, clock in _DATE.findall(text):
-            if abs(datetime.fromisoformat(f"{day}T{clock}+00:00") - now) < _NEAR:
-                return True
-        for seconds in _EPOCH.findall(text):
-            if abs(datetime.fromtimestamp(int(seconds), UTC) - now) < _NEAR:
-                return True
+        dates = (datetime.fromisoformat(f"{d}T{time}+00:00") for d, time in _DATE.findall(text))
+        epochs = (datetime.fromtimestamp(int(one), UTC) for one in _EPOCH.findall(text))
+        if any(abs(moment - now) < _NEAR for moment in chain(dates, epochs)):
+            return True
     return False
