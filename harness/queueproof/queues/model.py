@@ -417,13 +417,12 @@ class Queue(Facts):
     def _checked(self, operation: str, generator: Operation[Any]) -> Operation[Any]:
         """An operation that somebody wrote in Python, which may yield and return anything."""
         sent = 0
-        endless = ClassError(
-            f"{self.name}: {operation} ran for {LONGEST:g} s without a Step or an answer"
-        )
+        who = f"{self.name}: {operation}"
+        endless = ClassError(f"{who} ran for {LONGEST:g} s without a Step or an answer")
 
         def ended(status: int) -> NoReturn:
             """Refuse what would end the check without a verdict, as one that holds by status 0."""
-            raise ClassError(f"{self.name}: {operation} ended its process: os._exit({status!r})")
+            raise ClassError(f"{who} ended its process: os._exit({status!r})")
 
         def resume(act: Callable[[], Any]) -> Any:  # noqa: ANN401 - a step or an answer
             nonlocal sent
@@ -433,16 +432,12 @@ class Queue(Facts):
             finally:
                 os._exit = ending.end_process
             if not isinstance(step, Step):
-                raise ClassError(f"{self.name}: {operation} yielded {step!r}, which is no Step")
+                raise ClassError(f"{who} yielded {step!r}, which is no Step")
             if not isinstance(step.sql, str) or not isinstance(step.params, Mapping):
-                raise ClassError(
-                    f"{self.name}: {operation} yielded Step({step.sql!r}, {step.params!r});"
-                    ' write Step("... :id", {"id": value}), with a name for each parameter'
-                )
+                how = 'write Step("... :id", {"id": value}), with a name for each parameter'
+                raise ClassError(f"{who} yielded Step({step.sql!r}, {step.params!r}); {how}")
             if (sent := sent + 1) > MOST_STEPS:
-                raise ClassError(
-                    f"{self.name}: {operation} sent {MOST_STEPS:,} statements without an answer"
-                )
+                raise ClassError(f"{who} sent {MOST_STEPS:,} statements without an answer")
             return step
 
         answer = yield from resumed(generator, resume)
@@ -450,7 +445,7 @@ class Queue(Facts):
         if not fits(answer):
             raw = "; of a Value, which is what the server sent, write str(...)"
             told = wanted + raw * ("Value(" in repr(answer))
-            raise ClassError(f"{self.name}: {operation} returned {answer!r}; it returns {told}")
+            raise ClassError(f"{who} returned {answer!r}; it returns {told}")
         return answer
 
 

@@ -6,7 +6,7 @@ import itertools
 import re
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from datetime import timedelta
 from functools import partial
 from importlib.resources import files
@@ -20,7 +20,7 @@ from queueproof import waits
 from queueproof.errors import QueueError, ServerError
 from queueproof.postgres import Server
 from queueproof.postgres.pooler import Pooler
-from queueproof.queues.model import NOW, Operation, Queue, Step, watched
+from queueproof.queues.model import NOW, Operation, Queue, Result, Step, watched
 from queueproof.queues.sqlfile import SqlFileQueue
 from queueproof.queues.sqltext import BEGINS, first_keyword
 from queueproof.run import gates, wallclock
@@ -120,9 +120,8 @@ class Lab:
         self._payloads = itertools.count(1)
         self._under_way = False  # a run, in which workers act beside each other
         self.stops = False  # statements that begin from now on stop at a gate
-        self.started: set[str] = (
-            set()
-        )  # workers' identities whose life has begun since the last reset
+        # Workers, as the queue knows them, whose life has begun since the last reset.
+        self.started: set[str] = set()
         self._conditions = PLAIN  # of the run that the last reset was for
         self._seed = 0  # the same
         # Its operations are code, which may ask its process for the time.
@@ -203,24 +202,22 @@ class Lab:
         """Have the queue make its tables."""
         installer = LibpqSession(self.conninfo, "the installer")
         steps = self.queue.begin("install")
-        try:
-            step = next(steps)
-            while True:
-                self.schema.append(step)
-                try:
-                    result = execute(installer, step)
-                except ServerError as error:
-                    more = hint(error, self.schema, self._admin, self.server)
-                    more += stubs(installer, steps, self.schema[:-1], step, error)
-                    raise rejected(step, error, more) from error
-                step = steps.send(result)
-        except StopIteration:
+
+        def run(_: Session, step: Step) -> Result:
+            self.schema.append(step)
+            try:
+                return execute(installer, step)
+            except ServerError as error:
+                more = hint(error, self.schema, self._admin, self.server)
+                more += stubs(installer, steps, self.schema[:-1], step, error)
+                raise rejected(step, error, more) from error
+
+        with closing(installer):
+            drive(installer, steps, run)
             if installer.in_transaction:
                 begins = [one.source for one in self.schema if first_keyword(one.sql) in BEGINS]
                 message = "schema leaves a transaction open: end it with COMMIT"
-                raise QueueError(message, *begins[-1:]) from None
-        finally:
-            installer.close()
+                raise QueueError(message, *begins[-1:])
 
     # --- between and during runs ----------------------------------------------------------------
 
