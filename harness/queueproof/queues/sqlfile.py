@@ -21,7 +21,6 @@ from queueproof.queues.header import facts_of, files_of, header_lines, including
 from queueproof.queues.model import NOW, OPERATIONS, Operation, Queue, State
 from queueproof.queues.overlay import whole
 from queueproof.queues.spans import longest_span
-from queueproof.queues.sqltext import first_keyword
 
 _RANDOM = re.compile(r"\brandom(_normal)?\s*\(", re.IGNORECASE)
 # Functions and views by which SQL learns which backends there are.
@@ -164,7 +163,7 @@ class SqlFileQueue(Queue):
         self.draws_lots = bool(_RANDOM.search(everything))
         self.sends_time = any(NOW in block.used for block in blocks.values())
         self.longest_span = longest_span(blocks.values())
-        first = (first_keyword(one.text) for one in blocks["enqueue"].statements)
+        first = (sqltext.first_keyword(one.text) for one in blocks["enqueue"].statements)
         self.joins_transactions = _JOINING.issuperset(first)
         self.written = everything
         self.name = name

@@ -281,8 +281,7 @@ def _all_times(found: Sequence[Token], first: Sequence[Token]) -> Iterator[Repla
 
 
 _SOME_TIME = re.compile(
-    r"current_(?:timestamp|date|time)|localtime|pg_catalog\.|'\s*now\s*'|search_path",
-    re.IGNORECASE,
+    r"current_(?:timestamp|date|time)|localtime|pg_catalog\.|'\s*now\s*'|search_path", re.IGNORECASE
 )
 
 

@@ -16,14 +16,7 @@ from psycopg import OperationalError, postgres, pq
 from psycopg.pq.abc import PGconn, PGresult
 
 from queueproof import waits
-from queueproof.errors import (
-    COPYING,
-    QueueError,
-    QueueproofError,
-    RaisedError,
-    ServerError,
-    Source,
-)
+from queueproof.errors import COPYING, QueueError, QueueproofError, RaisedError, ServerError, Source
 from queueproof.queues.model import (
     Operation,
     Parameter,

@@ -16,24 +16,24 @@ from queueproof.run import gates
 from queueproof.run.session import Session
 from queueproof.schedule.conditions import Gate
 
-_TABLES = """
-SELECT c.oid::regclass::text, c.relkind, c.relispartition
+# Relations of the queue: neither ours, nor the server's, nor an extension's.
+_OWN = """
 FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
-WHERE c.relkind IN ('r', 'p') AND c.relpersistence <> 't'
-  AND n.nspname NOT IN ('clock', 'pg_catalog', 'information_schema') AND n.nspname !~ '^pg_'
+WHERE n.nspname NOT IN ('clock', 'pg_catalog', 'information_schema') AND n.nspname !~ '^pg_'
   AND NOT EXISTS (SELECT FROM pg_depend d WHERE d.objid = c.oid AND d.deptype = 'e')
+"""
+_TABLES = f"""
+SELECT c.oid::regclass::text, c.relkind, c.relispartition
+{_OWN} AND c.relkind IN ('r', 'p') AND c.relpersistence <> 't'
 ORDER BY c.oid
 """
 """Each with its kind, and whether it is a partition."""
 
-_NEW = """
+_NEW = f"""
 SELECT format('DROP %%s IF EXISTS %%s CASCADE', CASE c.relkind WHEN 'v' THEN 'VIEW'
               WHEN 'm' THEN 'MATERIALIZED VIEW' WHEN 'S' THEN 'SEQUENCE' ELSE 'TABLE' END,
               c.oid::regclass)
-FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
-WHERE c.oid > %s AND c.relkind IN ('r', 'p', 'v', 'm', 'S') AND c.relpersistence <> 't'
-  AND n.nspname NOT IN ('clock', 'pg_catalog', 'information_schema') AND n.nspname !~ '^pg_'
-  AND NOT EXISTS (SELECT FROM pg_depend d WHERE d.objid = c.oid AND d.deptype = 'e')
+{_OWN} AND c.oid > %s AND c.relkind IN ('r', 'p', 'v', 'm', 'S') AND c.relpersistence <> 't'
 ORDER BY c.relkind = 'S', c.oid
 """
 """A DROP for each relation that came later; last come sequences, which go with their tables."""
@@ -41,13 +41,7 @@ ORDER BY c.relkind = 'S', c.oid
 QUIET = "SELECT clock.quiet()"
 """Keeps triggers and foreign keys from acting for the rest of a session: see rights.sql."""
 
-_SEQUENCES = """
-SELECT c.oid::regclass::text
-FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
-WHERE c.relkind = 'S' AND n.nspname !~ '^pg_' AND n.nspname <> 'clock'
-  AND NOT EXISTS (SELECT FROM pg_depend d WHERE d.objid = c.oid AND d.deptype = 'e')
-ORDER BY c.oid
-"""
+_SEQUENCES = f"SELECT c.oid::regclass::text {_OWN} AND c.relkind = 'S' ORDER BY c.oid"
 _COLUMNS = """
 SELECT string_agg(quote_ident(attname), ', ' ORDER BY attnum)
 FROM pg_attribute
