@@ -83,8 +83,6 @@ def _kept(text: str, begin: int, end: int) -> Iterator[ScriptStatement]:
             yield statement._replace(text=_where_there_is_one(statement.tokens, statement.text))
 
 
-# --- what is left out ---------------------------------------------------------------------------
-
 _LEFT_OUT = re.compile(
     r"""
     GRANT | REVOKE | ALTER[ ]DEFAULT[ ]PRIVILEGES | SECURITY[ ]LABEL
@@ -131,9 +129,6 @@ def _where_there_is_one(tokens: Sequence[Token], sql: str) -> str:
         f" WHERE name = '{name}' AND (trusted OR NOT superuser"
         f" OR current_setting('is_superuser') = 'on')) THEN {sql}; END IF; END $queueproof$"
     )
-
-
-# --- the data of COPY ---------------------------------------------------------------------------
 
 
 def _inserts(text: str, copy: re.Match[str], end: int) -> Iterator[ScriptStatement]:

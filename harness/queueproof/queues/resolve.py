@@ -99,9 +99,6 @@ def blame(error: BaseException, queue: Queue) -> QueueError | None:
     return QueueError(_one_line(error), Source(_shown(source), frames[-1].lineno or 1))
 
 
-# --- a Python class -----------------------------------------------------------------------------
-
-
 def _from_class(name: str) -> Queue:
     module_name, _, path = name.partition(":")
     found: object = _module(module_name)

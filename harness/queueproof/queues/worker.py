@@ -116,8 +116,6 @@ class WorkerQueue(Queue):
             " that takes an SQL file, or a Python class of queueproof.Queue"
         )
 
-    # --- what it is -----------------------------------------------------------------------------
-
     def described_by(self, answer: Json) -> None:
         """Take over what the answer to `init` says: `operations`, and any of the header's keys.
 
@@ -168,8 +166,6 @@ class WorkerQueue(Queue):
                 if name != "heartbeat":
                     refuse(f'"takes": {name!r} is about a {job}: add {job!r}')
         self._takes = {name: frozenset(arguments) for name, arguments in takes.items()}
-
-    # --- messages and answers -------------------------------------------------------------------
 
     def request(self, operation: str, **arguments: Any) -> dict[str, Any]:  # noqa: ANN401 - JSON
         """The message for `init`, `install`, `clock` or an operation that it offers.
@@ -387,8 +383,6 @@ class WorkerProcess:
             self._ending = os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
         return self._ending
 
-    # --- messages -------------------------------------------------------------------------------
-
     def send(self, message: Json) -> None:
         """Ask for something; the answer to the message before it must have been taken.
 
@@ -512,8 +506,6 @@ class WorkerProcess:
         while chunk := os.read(self._log_pipe.fileno(), _CHUNK):
             self._log = (self._log + chunk)[-_LOG_KEPT:]
 
-    # --- its life -------------------------------------------------------------------------------
-
     def kill(self) -> None:
         """End it at once with all that it has started, as a crash would; it is gone afterwards."""
         if self._process.returncode is not None:
@@ -548,9 +540,6 @@ def _watchdog() -> Watchdog:
 def _mark() -> str:
     """The mark by which all that workers start is known, wherever it has gone."""
     return secrets.token_hex(16)
-
-
-# --- small parts --------------------------------------------------------------------------------
 
 
 def _written(argv: Sequence[str]) -> str:

@@ -140,8 +140,6 @@ class Execution:
         if made and self.queue.order.endswith("fifo") and self.state.stands_at is None:
             self.lab.advance(APART)  # told nowhere: it is what else lies between two enqueues
 
-    # --- stages and choices ---------------------------------------------------------------------
-
     def _stage(self, number: int, stage: Iterable[tuple[str, tuple[Do, ...]]]) -> None:
         acting = []
         for name, dos in stage:
@@ -173,8 +171,6 @@ class Execution:
             while last.flight is not None and last.flight.whole and not last.blocked:
                 self._go_on(last)
                 self.settle_blocked()
-
-    # --- one step of one actor ------------------------------------------------------------------
 
     def _go_on(self, actor: Actor) -> None:
         for other in self.state.actors.values():
@@ -380,8 +376,6 @@ class Execution:
         asked = _UNWRITTEN if not result.rows else f"{_UNWRITTEN} AND {_NO_ADVISORY_LOCK}"
         (row,) = execute(flight.session, Step(asked)).rows
         return next(iter(row.values())).text == b"t"
-
-    # --- operations -----------------------------------------------------------------------------
 
     def _begin(
         self, actor: Actor, do: Do, kind: OperationKind | Literal["complete_and_claim"]
@@ -595,8 +589,6 @@ class Execution:
             call = self.state.instant("crash", actor.name)
             self.state.note(actor, "crash", call=call)
 
-    # --- faults ---------------------------------------------------------------------------------
-
     def _inflict(self, nemesis: Actor, kind: FaultKind, victim: Actor) -> None:
         about = "" if FAULTS[kind].of_server else victim.name
         self.state.note(nemesis, "fault", about, call=self.state.instant(kind, nemesis.name))
@@ -663,8 +655,6 @@ class Execution:
         if released and actor.alive:
             self.crash(actor)
 
-    # --- deadlocks ------------------------------------------------------------------------------
-
     def _break_deadlock(self) -> bool:
         """Cancel one of the actors of a deadlock; False where there is none.
 
@@ -691,8 +681,6 @@ class Execution:
         self._receive(victim, flight)
         self.settle_blocked()
         return True
-
-    # --- whole operations -----------------------------------------------------------------------
 
     def perform(self, actor: Actor, do: Do) -> Call | None:
         """One operation from beginning to end; None where it has no subject or is still waiting.

@@ -168,8 +168,6 @@ class Lab:
         why = "the queue may read what belongs to the whole server, and see who else is there"
         return f"{self.server.label}; judged by one process: {why}"
 
-    # --- installation ---------------------------------------------------------------------------
-
     def _install(self, conninfo: str) -> None:
         run = self._admin.execute
         name = sql.Identifier(self._admin.info.dbname)
@@ -218,8 +216,6 @@ class Lab:
                 begins = [one.source for one in self.schema if first_keyword(one.sql) in BEGINS]
                 message = "schema leaves a transaction open: end it with COMMIT"
                 raise QueueError(message, *begins[-1:])
-
-    # --- between and during runs ----------------------------------------------------------------
 
     def reset(self, conditions: Conditions = PLAIN, *, renew: bool = False, seed: int = 0) -> None:
         """Bring the database back to the beginning and the clock back to real time.

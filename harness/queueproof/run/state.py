@@ -69,8 +69,6 @@ class RunState:
             self.actors[name] = actor
         return self.actors[name]
 
-    # --- who may do what ------------------------------------------------------------------------
-
     def able(self, actor: Actor) -> bool:
         """True if an actor can go on; drops for good what is not `possible` at its turn."""
         if not actor.alive or actor.blocked:
@@ -145,8 +143,6 @@ class RunState:
         others = (other for other in self.actors.values() if other is not actor)
         return any(other.flight is not None or other.holding for other in others)
 
-    # --- connections ----------------------------------------------------------------------------
-
     def connection(self, actor: Actor, call: Call) -> Session:
         """The connection that an operation begins on."""
         second = call.kind == "heartbeat" and actor.holding
@@ -198,8 +194,6 @@ class RunState:
             own &= {session.pid for session in sessions}
         for pid in own:
             del self._owners[pid]
-
-    # --- what is recorded -----------------------------------------------------------------------
 
     def invoke(self, kind: CallKind, actor: Actor) -> Call:
         """Record that an operation begins at this moment."""

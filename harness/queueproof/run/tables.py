@@ -194,8 +194,6 @@ class Tables:
         """Take other connections."""
         self._admin, self._control = admin, control
 
-    # --- back to the beginning ------------------------------------------------------------------
-
     def go_back(self, more: str, *, full: bool, far: bool, drop_new: bool) -> None:
         """Bring the tables back to the beginning.
 
@@ -282,8 +280,6 @@ class Tables:
             else f"backend {pid} has one on {table} ({state}, last statement: {query})"
             for table, pid, state, query in found
         ]
-
-    # --- other things that may happen to them ---------------------------------------------------
 
     def stop_at(self, gate: Gate | None) -> None:
         """Make statements on the tables stop inside, or let them run through."""

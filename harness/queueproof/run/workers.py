@@ -121,8 +121,6 @@ class ClientSession(Session):
         """Its open connections."""
         return self._wire.connections(self.owner)
 
-    # --- what a runner knows of a session -------------------------------------------------------
-
     @property
     def pids(self) -> tuple[int, ...]:
         """The process ids of its backends."""
@@ -356,8 +354,6 @@ class ClientLab(Lab):
             raise
         self.has_own_clock = False
 
-    # --- installation ---------------------------------------------------------------------------
-
     def _run_install(self) -> None:
         """Have a worker make the queue's tables, and say what the queue is.
 
@@ -403,8 +399,6 @@ class ClientLab(Lab):
     def greet(self, talk: _Conversation) -> None:
         """Hear what a worker says that it offers, now that it has begun its life."""
         self.queue.described_by(talk.heard("init"))
-
-    # --- sessions -------------------------------------------------------------------------------
 
     def session(self, key: str) -> Session:
         """The worker under a key, ready for an operation; a new one where there is none.
@@ -554,8 +548,6 @@ class ClientLab(Lab):
             finally:
                 self._drop_spares()
                 self.wire.conninfo = self.conninfo
-
-    # --- what sessions ask of the server ---------------------------------------------------------
 
     def start(self, operation: str, actor: str = "", /, **arguments: Any) -> Operation[Any]:  # noqa: ANN401, ARG002 - whatever operations take; who asks is the worker's own
         """Begin an operation: the worker is asked, and each of its statements is a step."""

@@ -83,8 +83,6 @@ class Connection:
         self._own_error: ServerError | None = None
         self._welcome = b""  # that the client may begin: said once the settings are made
 
-    # --- what is known of it --------------------------------------------------------------------
-
     @property
     def opened(self) -> bool:
         """True if its client has begun to log in, and the connection is not gone."""
@@ -125,8 +123,6 @@ class Connection:
     def error(self) -> tuple[str, str] | None:
         """SQLSTATE and message, if what was released last has failed."""
         return self._pipeline.error
-
-    # --- what can be done with it ---------------------------------------------------------------
 
     def release(self) -> None:
         """Let through what is held."""
@@ -199,8 +195,6 @@ class Connection:
         self._client.send(protocol.error_response("FATAL", sqlstate, why))
         self._end()
 
-    # --- from the client ------------------------------------------------------------------------
-
     def _from_client(self, data: bytes) -> None:
         if not data:
             self._end()
@@ -249,8 +243,6 @@ class Connection:
         self._phase = "cancel" if packet.code == protocol.CANCEL else "login"
         self._server = self._wire.channel(opened, self._from_server, self._throttle)
         self._to_server.append(packet.raw)
-
-    # --- the gate -------------------------------------------------------------------------------
 
     def _advance(self) -> None:
         """Let through what may pass, up to the next step."""
@@ -332,8 +324,6 @@ class Connection:
         if message.kind in {"c", "f"}:
             self._to_server.append(protocol.FLUSH)  # the one behind the Execute was ignored
 
-    # --- from the server ------------------------------------------------------------------------
-
     def _from_server(self, data: bytes) -> None:
         if not data:
             self._end()
@@ -374,8 +364,6 @@ class Connection:
             self._pipeline.tag = "COMMIT"
         self._step = self.disguise = None
 
-    # --- statements of the harness's own --------------------------------------------------------
-
     def _log_in(self, welcome: bytes) -> None:
         self._phase = "ready"
         self._welcome = welcome
@@ -399,8 +387,6 @@ class Connection:
                 self._refuse(self._own_error.sqlstate, f"{sql}: {self._own_error.message}")
             else:
                 self._next_own()
-
-    # --- writing --------------------------------------------------------------------------------
 
     def _flush(self) -> None:
         if self._to_server and self._server is not None:
@@ -466,8 +452,6 @@ class Wire:
         self._channels: set[Channel] = set()
         self._owners: dict[str, _Owner] = {}
 
-    # --- owners and their connections -----------------------------------------------------------
-
     def listen(self, owner: str) -> str:
         """Open a port for an owner.
 
@@ -512,8 +496,6 @@ class Wire:
         owner = self._owners.get(connection.owner)
         if owner is not None and connection in owner.connections:
             owner.connections.remove(connection)
-
-    # --- sockets --------------------------------------------------------------------------------
 
     @property
     def upstream(self) -> Upstream:

@@ -84,8 +84,6 @@ class Pipeline:
         """True if the server owes nothing, and waits for a new command."""
         return self._synced and not self._due
 
-    # --- from the client ------------------------------------------------------------------------
-
     def note(self, message: Message) -> Due:
         """Know what a message names, before it is sent; what the server will owe for it."""
         match message.kind:
@@ -137,8 +135,6 @@ class Pipeline:
             self._synced = False
         if kind in "PBDCESQF":
             self._due.append(noted or self.note(message))
-
-    # --- from the server ------------------------------------------------------------------------
 
     def received(self, message: Message) -> Finished:
         """A message has come from the server.

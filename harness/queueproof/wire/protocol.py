@@ -163,9 +163,6 @@ class Parser:
         return packet
 
 
-# --- messages that the gate writes --------------------------------------------------------------
-
-
 def message(kind: str, body: bytes = b"") -> bytes:
     """A message as it goes over the wire."""
     return _HEADER.pack(kind.encode(), 4 + len(body)) + body
@@ -191,9 +188,6 @@ def error_response(severity: str, sqlstate: str, text: str) -> bytes:
     """An error, as a server reports it; its severity is `ERROR` or `FATAL`."""
     fields = (("S", severity), ("V", severity), ("C", sqlstate), ("M", text))
     return message("E", b"".join(f"{key}{value}\0".encode() for key, value in fields) + b"\0")
-
-
-# --- messages that the gate reads ---------------------------------------------------------------
 
 
 class Parse(NamedTuple):
@@ -303,9 +297,6 @@ def read_error(body: bytes) -> tuple[str, str]:
     for field in body.rstrip(b"\0").split(b"\0"):
         fields[field[:1]] = field[1:].decode(errors="replace")
     return fields.get(b"C", "XX000"), fields.get(b"M", "")
-
-
-# --- parameters, for people ---------------------------------------------------------------------
 
 
 Params = tuple[str | None, ...]
