@@ -334,11 +334,7 @@ def begin(
     arguments: Mapping[str, object],
     states: StateNames,
 ) -> Operation[Any]:
-    """Begin an operation.
-
-    Args:
-        given: The arguments that are parameters of the block; `arguments` are all.
-    """
+    """Begin an operation; given are those of its arguments that are parameters of the block."""
     bindings: Mapping[str, Parameter] = {name: _bind(name, one) for name, one in given.items()}
     read = _ANSWERS.get(operation, _accepted)
     match operation, arguments:

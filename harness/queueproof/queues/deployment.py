@@ -169,11 +169,7 @@ class Deployment(SqlFileQueue):
 
 
 def deployment(old: str, new: str) -> Deployment:
-    """The queue that two files make together.
-
-    Raises:
-        QueueproofError: They cannot be judged together, or one is no queue file.
-    """
+    """The queue that two files make together; QueueproofError where that cannot be judged."""
     for name in (old, new):
         if not name.endswith(".sql"):
             raise QueueproofError(f"--with is about two queue files, and {name} is none")

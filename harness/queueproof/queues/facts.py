@@ -45,11 +45,7 @@ _CLOCK = re.compile(r"(\d+):([0-5]\d):([0-5]\d(?:\.\d+)?)", re.ASCII)
 def duration(value: object) -> timedelta:
     """Read a duration as PostgreSQL writes an interval, without months and years.
 
-    Args:
-        value: "30 seconds", "1 hour 30 minutes", "500 ms", "00:00:30", "1 day".
-
-    Raises:
-        ValueError: It is none.
+    So are "30 seconds", "1 hour 30 minutes", "500 ms", "00:00:30", "1 day". Else a ValueError.
     """
     text = value.strip().lower() if isinstance(value, str) else ""
     total = timedelta()
@@ -72,11 +68,7 @@ def duration(value: object) -> timedelta:
 
 
 def within_reach(span: timedelta) -> timedelta:
-    """A duration by which a clock can be moved.
-
-    Raises:
-        ValueError: It is longer.
-    """
+    """A duration by which a clock can be moved; ValueError where it is longer."""
     if span > LONGEST:
         raise ValueError(f"it is longer than {LONGEST.days:,} days; no clock is moved as far")
     return span

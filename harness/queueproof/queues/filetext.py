@@ -159,11 +159,7 @@ _NO_TEXT = {
 
 
 def read(path: Path) -> str:
-    """The text of a file.
-
-    Raises:
-        QueueError: It cannot be read, or is not UTF-8.
-    """
+    """The text of a file; QueueError where it cannot be read, or is not UTF-8."""
     try:
         content = waits.contents(path)
     except OSError as error:
@@ -287,11 +283,7 @@ def _parameter_list(file: QueueText, start: int, listed: str) -> tuple[str, ...]
 
 
 def check_parameters(file: QueueText, start: int, block: Block) -> None:
-    """Refuse what no caller gives to a block's statements.
-
-    Raises:
-        FormatError: There is such a parameter, or its list says another thing than its SQL.
-    """
+    """Refuse what no caller gives to a block's statements, and a list that says another thing."""
     own = OPERATIONS[OPERATION_OF[block.name]] - {"job", "jobs"}
     own |= {NOW} if block.name != "schema" else frozenset()
     for step, statement in enumerate(block.statements):

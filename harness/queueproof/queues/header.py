@@ -150,11 +150,7 @@ def _place(path: Path) -> tuple[object, ...]:
 
 
 def including(header: Header, files: Sequence[QueueText], own: Block | None) -> Block:
-    """The schema's block with what is included ahead of its own statements, if it has some.
-
-    Raises:
-        FormatError: There is no statement in all of them.
-    """
+    """The schema's block with what is included ahead of its own statements; it has at least one."""
     statements = [statement_at(file, statement) for file in files for statement in _script(file)]
     place = header.file.source(header.offset("include"))
     block = own or Block("schema", place, "#", None, ())

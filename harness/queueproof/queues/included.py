@@ -14,7 +14,7 @@ from typing import NoReturn
 from queueproof.queues import sqltext
 from queueproof.queues.sqltext import ScriptStatement, Token
 
-Fail = Callable[[int, str], NoReturn]
+Fail = Callable[[int, str], NoReturn]  # with an offset and what is wrong there
 
 _MARK = re.compile(
     r"""
@@ -39,9 +39,6 @@ def statements(text: str, fail: Fail) -> Iterator[ScriptStatement]:
     """The statements of an included file that make tables, functions and rows, in order.
 
     A migration that says how it is undone (goose, dbmate, sql-migrate, tern) ends there.
-
-    Args:
-        fail: Reports an offset and what is wrong there.
     """
     begin = position = 0
     while mark := _MARK.search(text, position):

@@ -42,10 +42,8 @@ class _Parts(NamedTuple):
 def whole(file: QueueText, beneath: frozenset[str] = frozenset()) -> QueueText:
     """A file with what it extends, each line with the place where it stands.
 
-    Its keys and blocks go before those of the other file. A block that is empty here goes.
-
-    Raises:
-        FormatError: What it extends is not there, or extends it.
+    Its keys and blocks go before those of the other file. A block that is empty here goes. What it
+    extends must be there, and not extend it.
     """
     header = header_lines(file)
     pattern = facts_of(header).get(EXTENDS)

@@ -14,13 +14,10 @@ TRIES = 100  # readings of both clocks, between which the kernel may let others 
 
 
 def moved(ahead: float) -> time_machine.travel:
-    """Set this process' clock ahead of real time, until what is returned is stopped.
+    """Set this process' clock some seconds ahead of real time, until what is returned is stopped.
 
     `travel` is told a moment, and the clock goes on from there when it starts: on a machine that is
     busy that may be a good part of a second later, by which the clock would be late.
-
-    Args:
-        ahead: Seconds; negative where it is to be behind.
     """
     import time_machine  # noqa: PLC0415 - an extra, and most runs leave the clock alone
 

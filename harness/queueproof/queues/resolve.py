@@ -28,10 +28,7 @@ _CLASS = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*")
 
 
 def resolve(name: str) -> Queue:
-    """Find the queue that a command line names.
-
-    Args:
-        name: The path of an SQL file, `package.module:Class`, or `exec: command`.
+    """Find the queue of a path of an SQL file, of `package.module:Class`, or of `exec: command`.
 
     Raises:
         QueueproofError: There is no such queue, or it cannot be used; the message says why.

@@ -47,10 +47,7 @@ _BREAKS = re.compile(r"\s*\[\s*breaks\s*\]")
 
 
 def load(path: Path | str) -> SqlFileQueue:
-    """Read a queue file.
-
-    Args:
-        path: The file; messages name it as it is given here.
+    """Read a queue file, which messages name as it is given here.
 
     Raises:
         QueueError: It cannot be read or breaks the format; the message says where and what to do.
@@ -59,14 +56,7 @@ def load(path: Path | str) -> SqlFileQueue:
 
 
 def load_text(text: str, path: Path | str) -> SqlFileQueue:
-    """Read a queue from the text of its file.
-
-    Args:
-        path: Its name in messages, and where the paths of included files begin.
-
-    Raises:
-        QueueError: The text breaks the format; the message says where and what to do.
-    """
+    """Read a queue from the text of its file, as `load` does; its path leads to included ones."""
     file = whole(QueueText(text, Path(path)))
     keys = header_lines(file)
     header = facts_of(keys)

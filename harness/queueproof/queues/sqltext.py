@@ -313,13 +313,9 @@ def _replace(sql: str, replacements: Iterable[Replacement]) -> tuple[str, tuple[
 
 
 def position_in(compiled: Compiled, server_position: int) -> int:
-    """The place in the original that PostgreSQL points at.
+    """The offset in the original that PostgreSQL's error points at, as a character from 1 on.
 
-    Args:
-        server_position: Character of the sent SQL, from 1, as PostgreSQL's error reports it.
-
-    Returns:
-        Offset from 0; the start of what was replaced, if it points inside.
+    It is the start of what was replaced, if it points inside.
     """
     sent = max(0, server_position - 1)
     shift = 0

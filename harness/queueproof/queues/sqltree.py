@@ -148,11 +148,7 @@ class Parsed:
         self._tokens = [Span(token.start, token.end + 1) for token in tokens]
 
     def span(self, node: exp.Expr) -> Span:
-        """The span of a node in the text.
-
-        Raises:
-            SqlglotError: The parser came to it by a way on which nothing is noted.
-        """
+        """The span of a node in the text; SqlglotError where the parser noted nothing of it."""
         span = node.meta.get("span")
         if not isinstance(span, Span):
             raise SqlglotError(f"no position: {node.sql('postgres')}")

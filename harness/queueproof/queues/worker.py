@@ -234,11 +234,7 @@ class WorkerQueue(Queue):
                 return None
 
     def read_error(self, operation: str, answer: object) -> None:
-        """Look for the failure of `init`, `install`, `start` or `clock`, which must not fail.
-
-        Raises:
-            WorkerError: It is an error, or no JSON object.
-        """
+        """See that `init`, `install`, `start` or `clock` has not failed; WorkerError if it has."""
         try:
             self.read(operation, {}, answer)
         except ServerError as error:
@@ -263,11 +259,7 @@ class WorkerQueue(Queue):
 
 
 def from_command(name: str) -> WorkerQueue:
-    """The queue that `exec: command` names.
-
-    Raises:
-        QueueproofError: It is no command line, or there is no such command.
-    """
+    """The queue that `exec: command` names; QueueproofError where there is no such command."""
     line = name.removeprefix("exec:").strip()
     example = 'write both in quotes: "exec: node worker.mjs"'
     try:
@@ -384,11 +376,7 @@ class WorkerProcess:
         return self._ending
 
     def send(self, message: Json) -> None:
-        """Ask for something; the answer to the message before it must have been taken.
-
-        Raises:
-            WorkerError: It has died, wrote a line that nobody asked for, or does not read.
-        """
+        """Ask for something; the answer to the message before it must have been taken."""
         assert self._asked is None, f"{self._asked} is not answered yet"
         self._receive_all()
         if self._fault:
@@ -457,11 +445,9 @@ class WorkerProcess:
         return answer
 
     def check(self) -> None:
-        """See whether it can still be relied on.
+        """See that it can still be relied on: it has not died, and wrote what is an answer.
 
-        Raises:
-            WorkerError: It has died, or wrote what is no answer; the message says which worker,
-                what it was asked, how it ended, and the end of its stderr.
+        The WorkerError says which worker, what it was asked, how it ended, and the end of its log.
         """
         if self._end() is not None:
             self._receive_all()
@@ -478,11 +464,7 @@ class WorkerProcess:
             self._fail(_ending(self._end()) if self._end() else "closed its stdout, and runs on")
 
     def ask(self, message: Json, seconds: float | None = None) -> Json:
-        """Ask for something and wait for the answer, for `waits.ANSWER` or so many seconds.
-
-        Raises:
-            WorkerError: As `send` and `check`, or there is no answer in time.
-        """
+        """Ask for something and wait for the answer, for `waits.ANSWER` or so many seconds."""
         self.send(message)
         seconds = waits.ANSWER if seconds is None else seconds
         limit = waits.Limit(seconds, f"{self._name} to answer {message['op']}")

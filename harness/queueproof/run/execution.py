@@ -64,11 +64,7 @@ _CLOSE = 'CLOSE "~queueproof"'
 
 
 class Execution:
-    """One run, from the first enqueue to the end of its last stage.
-
-    Args:
-        schedule: The option taken at each choice; 0, go on, where it has ended.
-    """
+    """One run under a schedule, from the first enqueue to the end of its last stage."""
 
     def __init__(self, lab: Lab, terms: Terms, program: Program, schedule: Sequence[int]) -> None:
         self.state = RunState(lab, terms, program)
@@ -686,9 +682,6 @@ class Execution:
         """One operation from beginning to end; None where it has no subject or is still waiting.
 
         A promotion goes on until it moves nothing more.
-
-        Raises:
-            QueueError: The operation did something that no queue may.
         """
         if not actor.alive or actor.flight is not None or not self.state.possible(actor, do):
             return None

@@ -359,11 +359,7 @@ class Lab:
         return None
 
     def start(self, operation: str, actor: str = "", /, **arguments: Any) -> Operation[Any]:  # noqa: ANN401 - whatever operations take and answer
-        """Begin one of the queue's operations on behalf of an actor, whose clock may be wrong.
-
-        Args:
-            **arguments: Those of `OPERATIONS` that there are; the operation gets what it takes.
-        """
+        """Begin an operation, with what it takes, on behalf of an actor: its clock may be wrong."""
         if self.queue.sends_time:
             arguments[NOW] = self.clock.shown(self._conditions.skew(actor))
         steps = self.queue.begin_for(actor, operation, **arguments)
@@ -528,11 +524,7 @@ class Lab:
         )
 
     def restart(self) -> None:
-        """Kill the server with every session, start it again, and connect anew.
-
-        Raises:
-            ServerUnavailableError: It is not ours, or does not come back.
-        """
+        """Kill the server, which is ours, with every session; start it again, and connect anew."""
         self.conninfo = self.server.for_queue(self.server.restart(self.conninfo))
         self._reconnect()
 

@@ -35,11 +35,7 @@ TOLD = 2_000  # characters of what a server says: a queue's own RAISE may say an
 def hint(
     error: ServerError, schema: Iterable[Step], admin: waits.LimitedConnection, server: Server
 ) -> str:
-    """The hint for an error that a superuser, or another server, would not have met.
-
-    Args:
-        schema: The statements that installed the queue, as far as they went.
-    """
+    """The hint for an error that a superuser, or another server, would not have met."""
     if error.sqlstate == _FORBIDDEN and not server.trusted:
         return _UNTRUSTED
     if error.sqlstate not in _MISSING:

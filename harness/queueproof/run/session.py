@@ -135,11 +135,7 @@ class Session(ABC):
 
 
 class LibpqSession(Session):
-    """A connection of the harness's own, asynchronous.
-
-    Args:
-        arrays: Array type of each type that is not the server's own.
-    """
+    """A connection of the harness's own, asynchronous."""
 
     def __init__(
         self,
@@ -151,7 +147,7 @@ class LibpqSession(Session):
         self.name = name
         self.meanwhile = meanwhile
         self.conninfo = conninfo
-        self._arrays = arrays or {}
+        self._arrays = arrays or {}  # array type of each type that is not the server's own
         self.pgconn: PGconn = waits.connect(conninfo)
         self._pids = (self.pgconn.backend_pid,)
         self._answer: PGresult | None = None

@@ -87,11 +87,7 @@ class _Stubs:
         return [self._made[one] for one in sorted(self._made, key=lambda one: one[0])]
 
     def add(self, step: Step, error: ServerError) -> str:
-        """Make what a statement lacks; what to run for it.
-
-        Raises:
-            ServerError: The same again: nothing that can be made is lacking.
-        """
+        """Make what a statement lacks; what to run for it, or the same error for nothing."""
         lacks = _LACKS.search(error.message) if error.sqlstate in _STATES else None
         if lacks is None:
             raise error

@@ -32,11 +32,7 @@ MISSING = f"the clock of a worker's Python process cannot be set here: {to_insta
 
 
 def resumed_at(operation: Operation[T], shift: Callable[[], float]) -> Operation[T]:
-    """An operation, not begun yet, that finds its process' clock off whenever it is resumed.
-
-    Args:
-        shift: Seconds by which the clock is ahead, asked each time.
-    """
+    """An operation, not begun yet, that finds its process' clock ahead whenever it is resumed."""
 
     def resume(act: Callable[[], Any]) -> Any:  # noqa: ANN401 - a step or an answer
         with _ALONE:

@@ -62,11 +62,7 @@ class _Conversation:
         lab.wire.watch(self.process.stdout, self.process.receive)
 
     def converse(self, message: dict[str, object]) -> Any:  # noqa: ANN401 - JSON
-        """Ask for something that is no operation of the queue, and wait for the answer.
-
-        Raises:
-            WorkerError: The worker died, is silent, or talks nonsense.
-        """
+        """Ask for something that is no operation of the queue, and wait for the answer."""
         self.process.send(message)
         return self.heard(str(message["op"]))
 
@@ -198,11 +194,7 @@ class ClientSession(Session):
             self._standing.release()
 
     def _refuse_late(self) -> None:
-        """See that it did not answer before its COMMIT, which may still fail.
-
-        Raises:
-            WorkerError: The worker has sent a statement since it answered.
-        """
+        """See that it did not answer before its COMMIT, which may still fail."""
         self._wire.pump(0)
         for connection in self.connections:
             if connection.held is not None:
@@ -239,11 +231,7 @@ class ClientSession(Session):
         return False
 
     def result(self) -> Result:
-        """The result of what has happened since the last `send`.
-
-        Raises:
-            WorkerError: The worker has died, or talks nonsense.
-        """
+        """The result of what has happened since the last `send`."""
         connection, self._standing, self._offered = self._standing, None, None
         command, error = ("", None) if connection is None else (connection.tag, connection.error)
         if self._process.answer is None:
