@@ -73,24 +73,17 @@ class Watchdog:
         return self
 
     def ask(self, do: str, **what: object) -> None:
-        """Have one thing done, or remembered for the end.
-
-        Args:
-            do: `directory`, `server`, `restart`, `program`, `container`, `database`, `group`,
-                `mark` or `forget`.
-        """
+        """Have one thing done, or remembered for the end."""
         from queueproof import waits  # noqa: PLC0415 - which the script cannot import
 
         pipe = cast("IO[bytes]", self._process.stdin)
-        replies = cast("IO[bytes]", self._process.stdout)
         request = {"do": do, **what}
-        wanted = f"the watchdog process to do: {do}"
         with self._lock:
             _note(self._asked, request)
             try:
                 pipe.write(json.dumps(request).encode() + b"\n")
                 pipe.flush()
-                reply = self._reply(replies.fileno(), waits.START, wanted)
+                reply = self._reply(waits.START, f"the watchdog process to do: {do}")
             except waits.LimitError as silent:
                 raise WatchdogError(str(silent)) from None
             except OSError:
@@ -100,11 +93,11 @@ class Watchdog:
         if error := json.loads(reply):
             raise WatchdogError(error)
 
-    @staticmethod
-    def _reply(fd: int, seconds: float, what: str) -> bytes:
+    def _reply(self, seconds: float, what: str) -> bytes:
         """One line of it; nothing where it has ended."""
         from queueproof import waits  # noqa: PLC0415 - as above
 
+        fd = cast("IO[bytes]", self._process.stdout).fileno()
         limit = waits.Limit(seconds, what)
         reply = b""
         while not reply.endswith(b"\n"):
@@ -118,15 +111,14 @@ class Watchdog:
     def __exit__(self, *_: object) -> None:
         from queueproof import waits  # noqa: PLC0415 - as above
 
-        replies = cast("IO[bytes]", self._process.stdout)
         with suppress(OSError):
             cast("IO[bytes]", self._process.stdin).close()
         try:
-            told = self._reply(replies.fileno(), waits.CLEAN, "the watchdog")
+            told = self._reply(waits.CLEAN, "the watchdog")
         except waits.LimitError:
             return  # it goes on by itself
         finally:
-            replies.close()
+            cast("IO[bytes]", self._process.stdout).close()
         waits.ended(self._process, waits.CLEAN)
         if self._process.returncode == 0 and told:
             left: dict[str, str] = json.loads(told)

@@ -137,7 +137,7 @@ class SqlFileQueue(Queue):
         file: QueueText,
         header: Mapping[str, Any],
         blocks: Mapping[str, Block],
-        beside: Sequence[str] = (),
+        beside: Sequence[str],
     ) -> None:
         """Take the parts of a file that `load` has checked."""
         # The queue's own names, and what each stands for.

@@ -59,7 +59,7 @@ def hint(
     return f"\nIs it of an extension that the schema asks for and has not got? {names}: {where}"
 
 
-def rejected(step: Step, error: ServerError, hint: str = "") -> QueueError:
+def rejected(step: Step, error: ServerError, hint: str) -> QueueError:
     """The user's error for SQL that the server rejected, with its place, and a hint at the end."""
     where = ""
     source = step.source
