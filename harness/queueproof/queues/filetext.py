@@ -292,21 +292,19 @@ def check_parameters(file: QueueText, start: int, block: Block) -> None:
                 raise FormatError(message, source)
     if block.parameters is None:
         return
-    for name in block.parameters:
-        if name not in block.used:
-            others = [used for used in block.used if used not in block.parameters]
-            wrong = [used for used in others if used not in own | {"id"}]
-            if wrong and name in own | {"id"}:  # so it is the SQL that is mistaken
-                message = no_parameter(block.name, wrong[0], block.parameters)
-                raise FormatError(message, block.used[wrong[0]])
-            near = f"; {meant(name, others)}" if others else "; drop it from the list"
-            if foreign := _foreign(block, name):
-                near = f"; write :{name} for {foreign}"
-            file.fail(start, f"{block.name} declares {name} and never uses :{name}{near}")
-    for name, source in block.used.items():
-        if name not in block.parameters:
-            message = f"{block.name} uses :{name}; add {name} to its parameter list"
-            raise FormatError(message, source)
+    others = [used for used in block.used if used not in block.parameters]
+    for name in (name for name in block.parameters if name not in block.used):
+        wrong = [used for used in others if used not in own | {"id"}]
+        if wrong and name in own | {"id"}:  # so it is the SQL that is mistaken
+            message = no_parameter(block.name, wrong[0], block.parameters)
+            raise FormatError(message, block.used[wrong[0]])
+        near = f"; {meant(name, others)}" if others else "; drop it from the list"
+        if foreign := _foreign(block, name):
+            near = f"; write :{name} for {foreign}"
+        file.fail(start, f"{block.name} declares {name} and never uses :{name}{near}")
+    for name in others:
+        message = f"{block.name} uses :{name}; add {name} to its parameter list"
+        raise FormatError(message, block.used[name])
 
 
 def _foreign(block: Block, name: str) -> str | None:

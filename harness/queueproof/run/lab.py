@@ -493,14 +493,12 @@ class Lab:
         the queue cannot tell the difference: its locks, temporary tables and all else are gone.
         """
         session = self._sessions.get(key)
-        if session is None:
-            return
-        if not self._empty(session):
+        if session is not None and self._empty(session):
+            del self._sessions[key]
+            self._used.discard(key)
+            self._vacant.append(session)
+        elif session is not None:
             self.discard(session)
-            return
-        del self._sessions[key]
-        self._used.discard(key)
-        self._vacant.append(session)
 
     def _empty(self, session: Session) -> TypeGuard[LibpqSession]:
         """Make a session as new, if that can be done, and nobody can tell."""

@@ -234,13 +234,12 @@ class ClientSession(Session):
         """The result of what has happened since the last `send`."""
         connection, self._standing, self._offered = self._standing, None, None
         command, error = ("", None) if connection is None else (connection.tag, connection.error)
-        if self._process.answer is None:
-            self._process.check()
-        else:
+        if self._process.answer is not None:
             # What it sends now of a transaction that it left open, nobody has asked for.
             self._wire.hold(self.owner, self.in_transaction)
             self._asked = False
             return self._result(command, error, reply=self._process.take())
+        self._process.check()
         self._standing = next(c for c in self.connections if c.held is not None)
         held = self._standing.held
         assert held is not None
