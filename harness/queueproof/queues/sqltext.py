@@ -545,7 +545,8 @@ def _times_in_body(found: Sequence[Token]) -> Iterator[Replacement]:
     words = [token.word for token in found[:4]]
     anonymous = words[:1] == ["DO"]
     routine = words[:1] == ["CREATE"] and not {"FUNCTION", "PROCEDURE"}.isdisjoint(words)
-    language = _language(found)
+    named = (name.value.lower() for word, name in pairwise(found) if word.word == "LANGUAGE")
+    language = next(named, "plpgsql")  # what DO takes; a routine must say
     if not (anonymous or routine) or language not in {"sql", "plpgsql"}:
         return
     for before, token in pairwise(found):
@@ -576,10 +577,3 @@ def _times_quoted(token: Token, *, strings: bool) -> Iterator[Replacement]:
         if start >= taken:  # 'now' is a form of the time, and a string
             yield token.start + quote + start, token.start + quote + end, new
             taken = end
-
-
-def _language(found: Sequence[Token]) -> str:
-    for keyword, language in pairwise(found):
-        if keyword.word == "LANGUAGE":
-            return language.value.lower()
-    return "plpgsql"  # what DO takes; a routine must say
