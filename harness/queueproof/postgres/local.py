@@ -159,9 +159,8 @@ def start(watchdog: Watchdog, programs: Programs, *, durable: bool) -> Started:
         try:
             watchdog.ask("restart", **server)
         except WatchdogError as error:
-            raise ServerUnavailableError(
-                f"PostgreSQL was killed and could not be started again:\n{error}"
-            ) from None
+            told = f"PostgreSQL was killed and could not be started again:\n{error}"
+            raise ServerUnavailableError(told) from None
         return admin
 
     return Started(admin, restart, binaries, directory)

@@ -10,7 +10,7 @@ from contextlib import ExitStack, closing, contextmanager, suppress
 from datetime import timedelta
 from functools import partial
 from importlib.resources import files
-from typing import Any, TypeGuard
+from typing import Any, Literal, TypeGuard
 from zlib import crc32
 
 from psycopg import sql
@@ -513,13 +513,13 @@ class Lab:
     def terminate(self, key: str) -> None:
         """Have the server end the backend under a key, if there is one; it is gone afterwards."""
         if session := self._sessions.get(key):
-            self._end(session.pids)
+            self.signal("terminate", session.pids)
             self.discard(session)
 
-    def _end(self, pids: Sequence[int]) -> None:
-        self._admin.execute(
-            "SELECT pg_terminate_backend(pid) FROM unnest(%s::int4[]) AS pid", [list(pids)]
-        )
+    def signal(self, how: Literal["cancel", "terminate"], pids: Sequence[int]) -> None:
+        """Have the server cancel what backends do, or end them."""
+        asked = f"SELECT pg_{how}_backend(pid) FROM unnest(%s::int4[]) AS pid"
+        self._admin.execute(asked, [list(pids)])
 
     def restart(self) -> None:
         """Kill the server, which is ours, with every session; start it again, and connect anew."""

@@ -92,9 +92,8 @@ LAST_NEAR = 2**31 - 3  # two more are an int4 yet
 
 def _set_to(sequence: str, *values: object) -> str:
     """SQL that sets a sequence to a value, and to whether that has been given out."""
-    return (
-        f"SELECT setval({Literal(sequence).as_string()}::regclass, {', '.join(map(str, values))})"
-    )
+    named = Literal(sequence).as_string()
+    return f"SELECT setval({named}::regclass, {', '.join(map(str, values))})"
 
 
 class Tables:

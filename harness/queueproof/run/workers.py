@@ -300,7 +300,7 @@ class ClientSession(Session):
                 connection.disguise = ("40P01", "deadlock detected")
         limit = waits.Limit(waits.CANCEL, f"what {self.name} runs to end, now that it is cancelled")
         while not self.ready(limit.left(_LOOK)):
-            self._lab.cancel(self.waiting)
+            self._lab.signal("cancel", self.waiting)
 
     def close(self) -> None:
         """Kill the worker, and close its connections."""
@@ -484,7 +484,7 @@ class ClientLab(Lab):
         """End what a session waits for: it ends with its process."""
 
     def _until_gone(self, pids: Sequence[int]) -> None:
-        self._end(pids)  # which may be at work, and would not notice
+        self.signal("terminate", pids)  # which may be at work, and would not notice
         if self._pooler is None:  # whose process ids are none
             super()._until_gone(pids)
 
@@ -554,12 +554,6 @@ class ClientLab(Lab):
     def has_written(self, pid: int) -> bool:
         """True if the open transaction of a backend has changed or locked a row."""
         return self._admin.execute(_WROTE, [pid]).fetchone() == (True,)
-
-    def cancel(self, pids: Sequence[int]) -> None:
-        """Have the server cancel what backends do."""
-        self._admin.execute(
-            "SELECT pg_cancel_backend(pid) FROM unnest(%s::int4[]) AS pid", [list(pids)]
-        )
 
     def _rewritten(self, statements: str) -> str:
         """A worker's SQL with every form of the time moved with the clock."""
