@@ -7,7 +7,7 @@ import os.path
 import re
 import tomllib
 from collections.abc import Iterable
-from itertools import chain, pairwise
+from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
 
@@ -72,7 +72,7 @@ def whole(file: QueueText, beneath: frozenset[str] = frozenset()) -> QueueText:
         *own.ahead,
         _Line("-- /// queue", fence),
         # A key below a table would be its own.
-        *chain.from_iterable(sorted(entries.values(), key=_is_table)),
+        *(line for entry in sorted(entries.values(), key=_is_table) for line in entry),
         _Line("-- ///", fence),
         _Line("", fence),
         *(line for block in blocks.values() if not _is_empty(block) for line in block),

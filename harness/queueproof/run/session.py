@@ -428,7 +428,7 @@ class LibpqSession(Session):
         """See `Session.explain`: as it would be on this connection."""
         return execute(self, step._replace(sql=f"EXPLAIN ({options}) {step.sql}"))
 
-    def cancel(self, cancels: Callable[[int], None] | None = None) -> None:
+    def cancel(self, cancels: Callable[[int], object] | None = None) -> None:
         """Ask the server to cancel the running statement, and wait until it has answered.
 
         Args:

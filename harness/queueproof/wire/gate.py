@@ -228,8 +228,8 @@ class Connection:
             new = self._wire.rewrite(sql)
             return message if new == sql else Message("Q", protocol.query(new))
         parse = protocol.read_parse(message.body)
-        new = parse._replace(sql=self._wire.rewrite(parse.sql))
-        return message if new == parse else Message("P", protocol.parse(new))
+        moved = parse._replace(sql=self._wire.rewrite(parse.sql))
+        return message if moved == parse else Message("P", protocol.parse(moved))
 
     def _begin(self, packet: Message) -> None:
         if packet.code in {protocol.TLS, protocol.GSS}:
