@@ -332,8 +332,6 @@ class Examiner:
             required=self._required,
         )
 
-    # --- hooks ----------------------------------------------------------------------------------
-
     def pytest_report_header(self) -> list[str]:
         """Name the queues, the server and the seed."""
         queues = ", ".join(queue.name for queue in self.named) or "those of strategies/"

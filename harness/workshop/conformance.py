@@ -331,9 +331,6 @@ def _whole(name: str, directory: Path) -> str:
         return path.read_text(encoding="utf-8")
 
 
-# --- cards that are kept ------------------------------------------------------------------------
-
-
 def _state(directory: Path, postgres: str | None) -> str:
     """A hash of all that cards are made from, beside the queue: code, what is installed, server."""
     hashed = hashlib.sha256(f"{SEED} {PROFILE} {postgres}".encode())
@@ -372,9 +369,6 @@ def _put(kept: Path, state: str, row: Row, directory: Path) -> None:
     half = place.with_suffix(".half")
     half.write_text(row.card.to_json(), encoding="utf-8")
     half.replace(place)
-
-
-# --- the page -----------------------------------------------------------------------------------
 
 
 def render(

@@ -156,9 +156,6 @@ def _made() -> Iterator[tuple[str, str]]:
     yield "assets/story.css", STYLE
 
 
-# --- pages that stand elsewhere -----------------------------------------------------------------
-
-
 def _linked(source: str, place: str) -> str:
     """A page of the repository, with its links as they are on the site."""
     return _with_links(_CHART.sub(_panels, _source(source)), source, place)
@@ -311,9 +308,6 @@ def _first_sentence(path: Path) -> str:
     comment = itertools.takewhile(lambda line: line.strip("-/ "), told.splitlines())
     words = " ".join(line.removeprefix('"""').strip("-/ ") for line in comment)
     return re.split(r"(?<=[^.]\.) (?=[A-Z])", words, maxsplit=1)[0].removesuffix(":")
-
-
-# --- guarantees ---------------------------------------------------------------------------------
 
 
 def _guarantees() -> str:
@@ -492,9 +486,6 @@ def _stories() -> Iterator[tuple[str, str]]:
     yield "stories/all.md", "\n\n".join(index)
 
 
-# --- the reference ------------------------------------------------------------------------------
-
-
 def _command_line() -> str:
     command = typer.main.get_command(app)
     return get_docs_for_click(
@@ -541,9 +532,6 @@ def _kind(part: Mapping[str, Any]) -> str:
     if kinds == ["array"]:
         return f"list of {_kind(part['items'])}"
     return " or ".join(kinds)
-
-
-# --- Markdown -----------------------------------------------------------------------------------
 
 
 def _plain(words: str) -> str:

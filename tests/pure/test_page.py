@@ -14,7 +14,6 @@ import pytest
 
 from queueproof.cli import run
 from queueproof.errors import QueueproofError
-from queueproof.report.badge import to_badge
 from queueproof.report.card import (
     NOT_JUDGED,
     Break,
@@ -26,6 +25,7 @@ from queueproof.report.card import (
 )
 from queueproof.report.data import to_data
 from queueproof.report.draw import draw
+from queueproof.report.forms import to_badge
 from queueproof.report.github import SUMMARY_BYTES, commands, to_summary
 from queueproof.report.page import painted, read_card, read_matrix, to_page
 from queueproof.report.story import (

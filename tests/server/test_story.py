@@ -13,7 +13,7 @@ from queueproof.judge.checker import check, declare
 from queueproof.probes.probe import untold
 from queueproof.probes.probes import PROBES
 from queueproof.report.card import Break, Card, Judgement
-from queueproof.report.junit import to_junit
+from queueproof.report.forms import to_junit
 from queueproof.report.page import read_card, to_page
 from queueproof.report.story import of_queue, tell
 from queueproof.report.terminal import Output, print_breaks, print_card

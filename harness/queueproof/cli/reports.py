@@ -58,9 +58,8 @@ class Reports:
         Args:
             replay: The command that replays a story, up to its token.
         """
-        from queueproof.report.badge import to_badge
+        from queueproof.report.forms import to_badge, to_junit
         from queueproof.report.github import to_summary
-        from queueproof.report.junit import to_junit
         from queueproof.report.page import to_page
 
         forms: list[tuple[Path | None, Callable[[], str], Callable[[Path, str], None]]] = [

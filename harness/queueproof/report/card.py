@@ -260,7 +260,10 @@ class Mended:
     card: Card | None
 
 
-WORST_FIRST: Sequence[Verdict] = ("broken", "inconclusive", "accepted", "holds", "not-offered")
+def worst_first(judgement: Judgement) -> int:
+    """The place of a judgement among others, by its verdict."""
+    order = ("broken", "inconclusive", "accepted", "holds", "not-offered")
+    return order.index(judgement.verdict)
 
 
 def together(cards: Sequence[Card]) -> Card:
@@ -269,11 +272,9 @@ def together(cards: Sequence[Card]) -> Card:
     Args:
         cards: Of the same guarantees, in the same order.
     """
-    first, *_ = cards
-    judgements = [_worst(found) for found in zip(*(c.guarantees for c in cards), strict=True)]
-    return replace(first, seconds=sum(c.seconds for c in cards), guarantees=judgements)
-
-
-def _worst(found: Sequence[Judgement]) -> Judgement:
-    worst = min(found, key=lambda one: WORST_FIRST.index(one.verdict))
-    return replace(worst, seconds=sum(one.seconds for one in found))
+    judgements = [
+        replace(min(found, key=worst_first), seconds=sum(one.seconds for one in found))
+        for found in zip(*(card.guarantees for card in cards), strict=True)
+    ]
+    seconds = sum(card.seconds for card in cards)
+    return replace(cards[0], seconds=seconds, guarantees=judgements)

@@ -9,7 +9,17 @@ from importlib.resources import files
 from typing import NamedTuple
 from xml.etree import ElementTree as ET
 
-from queueproof.report.story import Answered, Asked, Event, Fact, Moment, Passed, Sent, Story
+from queueproof.report.story import (
+    Answered,
+    Asked,
+    Event,
+    Fact,
+    Moment,
+    Passed,
+    Sent,
+    Story,
+    is_event,
+)
 from queueproof.report.text import bound, letter, lines_of, passages, worded
 
 STYLE = files(__package__).joinpath("drawn.css").read_text(encoding="utf-8")
@@ -33,13 +43,6 @@ class _Line(NamedTuple):
     about: str = ""  # who is waited for
 
 
-class _Bar(NamedTuple):
-    """An operation, or a stretch of it, on its actor's line."""
-
-    top: float
-    kind: str
-
-
 @dataclass(slots=True)
 class _Drawing:
     """A drawing in the making.
@@ -48,7 +51,7 @@ class _Drawing:
         link: What the addresses of statements begin with; nothing where they have none.
         y: How far it has come.
         below: What is covered by the rest.
-        bars: The operations that are open.
+        bars: The operations that are open, or stretches of them: each one's top and kind.
         gone: Since when an actor's worker is no more.
     """
 
@@ -58,7 +61,7 @@ class _Drawing:
     y: float = 40
     below: list[ET.Element] = field(default_factory=list)
     above: list[ET.Element] = field(default_factory=list)
-    bars: dict[str, _Bar] = field(default_factory=dict)
+    bars: dict[str, tuple[float, str]] = field(default_factory=dict)
     gone: dict[str, float] = field(default_factory=dict)
 
     @property
@@ -74,17 +77,17 @@ class _Drawing:
         """Write a line."""
         written = _element("text", {"x": x, "y": y, "class": line.kind}, line.text)
         if self.link and line.statement is not None:
-            address = {"href": f"#{self.link}{letter(line.statement)}"}
-            link = _element("a", address)
+            link = _element("a", {"href": f"#{self.link}{letter(line.statement)}"})
             link.append(written)
             written = link
         self.above.append(written)
 
     def close(self, actor: str, y: float) -> None:
         """End a stretch of an operation, if one is open."""
-        if (bar := self.bars.pop(actor, None)) is not None:
-            place = {"x": self.x(actor) - BAR / 2, "y": bar.top, "width": BAR, "rx": 2}
-            size = {"height": max(y - bar.top, 2), "class": bar.kind}
+        if actor in self.bars:
+            top, kind = self.bars.pop(actor)
+            place = {"x": self.x(actor) - BAR / 2, "y": top, "width": BAR, "rx": 2}
+            size = {"height": max(y - top, 2), "class": kind}
             self.below.append(_element("rect", place | size))
 
     def open(self, actor: str, y: float, kind: str) -> None:
@@ -94,7 +97,7 @@ class _Drawing:
             kind: `busy`; `open` while others act; `wait` for a lock.
         """
         self.close(actor, y)
-        self.bars[actor] = _Bar(y, kind)
+        self.bars[actor] = y, kind
 
     def rule(self, kind: str, *ends: float) -> None:
         """Draw a straight line."""
@@ -152,10 +155,11 @@ def _moment(drawing: _Drawing, moment: Moment, *, last: bool) -> None:
     answers = [n for n, line in enumerate(lines) if line.kind == "answer"]
     if last and answers:
         lines[answers[-1] :] = [line._replace(kind="bad") for line in lines[answers[-1] :]]
-    crashed = isinstance(moment.facts[0], Event) and moment.facts[0].kind == "crash"
-    if crashed:
+    if is_event(moment.facts[0], "crash"):
         drawing.close(actor, top)
-        _cross(drawing, x, top + LINE / 2)
+        middle = top + LINE / 2
+        drawing.rule("cross", x - 5, middle - 5, x + 5, middle + 5)
+        drawing.rule("cross", x - 5, middle + 5, x + 5, middle - 5)
         drawing.gone[actor] = top + LINE
     else:
         drawing.open(actor, top, "busy")
@@ -168,12 +172,12 @@ def _moment(drawing: _Drawing, moment: Moment, *, last: bool) -> None:
             if line.about in drawing.columns and line.about != actor:
                 y += LINE
                 _arrow(drawing, x, drawing.x(line.about), y - LINE / 2)
-        elif actor in drawing.bars and drawing.bars[actor].kind == "wait":
+        elif actor in drawing.bars and drawing.bars[actor][1] == "wait":
             drawing.open(actor, y - LINE + 2, "busy")
     drawing.y = y + PAD
     if moment.ends:
         drawing.close(actor, y)
-    elif drawing.bars[actor].kind != "wait":
+    elif drawing.bars[actor][1] != "wait":
         drawing.open(actor, y, "open")
 
 
@@ -199,29 +203,28 @@ def _across(drawing: _Drawing, lines: Sequence[str], *, clock: bool) -> None:
 
 def _lines(fact: Fact, room: int) -> list[_Line]:
     """A fact as lines of a column, of at most so many characters."""
-    known = _Line(worded(fact))
+    text, kind = worded(fact), ""
     match fact:
         case Asked():
-            known = _Line(known.text, "asked")
+            kind = "asked"
         case Sent():
-            known = _Line(known.text, "sent", fact.statement)
+            kind = "sent"
         case Answered():
-            known = _Line(f"→ {known.text}", "answer" if fact.kind == "answer" else "bad")
+            text, kind = f"→ {text}", "answer" if fact.kind == "answer" else "bad"
         case Event(kind="waits"):
-            known = _Line(known.text, "waits", about=fact.about)
+            kind = "waits"
         case Event(kind="crash"):
-            known = _Line(known.text, "bad")
+            kind = "bad"
         case Event() | Passed():
-            known = _Line(known.text, "faint")
-    lines = [
-        known._replace(text=piece, about="")
-        for piece in textwrap.wrap(known.text, room, subsequent_indent="  ") or [""]
-    ]
-    lines[-1] = lines[-1]._replace(about=known.about)
-    if isinstance(fact, Sent) and (params := bound(fact)):
-        lines += [
-            _Line(piece, "faint") for piece in textwrap.wrap(params, room, subsequent_indent=" ")
-        ]
+            kind = "faint"
+    statement = fact.statement if isinstance(fact, Sent) else None
+    pieces = textwrap.wrap(text, room, subsequent_indent="  ") or [""]
+    lines = [_Line(piece, kind, statement) for piece in pieces]
+    if isinstance(fact, Event) and kind == "waits":
+        lines[-1] = lines[-1]._replace(about=fact.about)
+    if isinstance(fact, Sent):
+        params = textwrap.wrap(bound(fact), room, subsequent_indent=" ")
+        lines += [_Line(piece, "faint") for piece in params]
     return lines
 
 
@@ -232,11 +235,6 @@ def _arrow(drawing: _Drawing, start: float, end: float, y: float) -> None:
     tip = [(end - way * 4, y), (end - way * 12, y - 4), (end - way * 12, y + 4)]
     points = " ".join(f"{x:g},{height:g}" for x, height in tip)
     drawing.below.append(_element("polygon", {"points": points, "class": "head"}))
-
-
-def _cross(drawing: _Drawing, x: float, y: float) -> None:
-    drawing.rule("cross", x - 5, y - 5, x + 5, y + 5)
-    drawing.rule("cross", x - 5, y + 5, x + 5, y - 5)
 
 
 def _element(tag: str, facts: Mapping[str, object], text: str | None = None) -> ET.Element:

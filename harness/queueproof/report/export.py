@@ -99,13 +99,11 @@ def refuse_varying(failure: Failure, again: Failure) -> None:
             continue
         if beat.step is None or other.step is None or beat.step.sql != other.step.sql:
             raise cannot("its statements differ from run to run")
-        names = compile_statement(beat.step.sql).names
-        for name in names:
-            if beat.step.params[name] != other.step.params[name]:
-                raise cannot(
-                    f":{name} differs from run to run ({beat.step.params[name]}, then "
-                    f"{other.step.params[name]}), and a spec has no variables"
-                )
+        for name in compile_statement(beat.step.sql).names:
+            known, now = beat.step.params[name], other.step.params[name]
+            if known != now:
+                differs = f":{name} differs from run to run ({known}, then {now})"
+                raise cannot(f"{differs}, and a spec has no variables")
 
 
 def _exported(failure: Failure) -> list[Beat]:
@@ -137,9 +135,8 @@ class _Spec:
         self._sessions: dict[str, _SpecSession] = {}
         self._lives: dict[str, int] = {}  # connections under a key that are gone
         self._order: list[str] = []  # of the steps
-        self._latest: dict[
-            int, tuple[_SpecSession, str]
-        ] = {}  # where a call's latest answer stands
+        # Where a call's latest answer stands.
+        self._latest: dict[int, tuple[_SpecSession, str]] = {}
         self._answers: list[str] = []
         self._shift = 0.0
         for n, beat in enumerate(self._beats):
@@ -163,8 +160,6 @@ class _Spec:
         session.steps[step] = sql
         session.current = step
         self._order.append(step)
-
-    # --- from beats to steps --------------------------------------------------------------------
 
     def _add(self, n: int, beat: Beat) -> None:
         session = self._session(beat.session) if beat.session else None
@@ -238,9 +233,8 @@ class _Spec:
     def _stops(self, n: int) -> bool:
         """True if a statement stops before its session sends the next."""
         later = (beat for beat in self._beats[n + 1 :] if beat.session == self._beats[n].session)
-        return next(
-            (beat.event == "stops" for beat in later if beat.event in {"stops", "sql"}), False
-        )
+        events = (beat.event for beat in later if beat.event in {"stops", "sql"})
+        return next(events, "sql") == "stops"
 
     def _go_on(self, n: int, session: _SpecSession) -> None:
         """A session that had stopped is let through; one that waited goes on by itself."""
@@ -293,8 +287,6 @@ class _Spec:
                 self._repeat(self._session(SCHEDULER), f"terminate_{session.name}", sql)
                 session.state, session.open = "", False
                 self._lives[key] = self._lives.get(key, 0) + 1
-
-    # --- SQL ------------------------------------------------------------------------------------
 
     def _inlined(self, step: Step) -> str:
         """A statement as it was sent, with its parameters as literals."""

@@ -99,9 +99,5 @@ def _without_brace(sql: str, token: Token) -> str:
     if token.kind is TokenType.STRING and token.raw.startswith("'"):
         return gap + _quoted(token.raw[1:-1].replace("''", "'"))
     if token.kind is TokenType.BYTE_STRING and token.raw[:1] in "eE":
-        return re.sub(r"\\?\}|\\.", _escaped, token.raw)
+        return re.sub(r"\\?(\})|\\.", lambda one: r"\x7D" if one[1] else one[0], token.raw)
     raise cannot(f"a closing brace cannot stand in {token.raw}")
-
-
-def _escaped(found: re.Match[str]) -> str:
-    return r"\x7D" if found[0].endswith("}") else found[0]

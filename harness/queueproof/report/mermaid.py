@@ -14,16 +14,12 @@ _NOTED = frozenset({"connection", "uncommitted", "waits", "stops", "goes on", "r
 
 def to_mermaid(story: Story) -> str:
     """The diagram's source, for what draws it: a README, an issue."""
-    return "\n".join(["sequenceDiagram", *(f"    {line}" for line in _run(story))])
-
-
-def _run(story: Story) -> Iterator[str]:
     actors = [*story.actors, "PostgreSQL"]
-    for actor in actors:
-        yield f"participant {actor}"
+    lines = [f"participant {actor}" for actor in actors]
     for moment in story.moments:
         for fact in moment.facts:
-            yield from _fact(moment.actor, fact, actors)
+            lines += _fact(moment.actor, fact, actors)
+    return "\n".join(["sequenceDiagram", *(f"    {line}" for line in lines)])
 
 
 def _fact(actor: str, fact: Fact, actors: Sequence[str]) -> Iterator[str]:

@@ -137,8 +137,10 @@ def read_card(written: str) -> Card:
         json.dumps(found, ensure_ascii=False).encode()  # half a surrogate pair cannot be written
         card: Card = read(Card, found)
         unknown = [judgement.id for judgement in card.guarantees if judgement.id not in CATALOGUE]
-        if not unknown:
-            _must_be_told(card)
+        stories = (story.told for judgement in card.guarantees for story in judgement.stories)
+        for told in stories if not unknown else ():
+            if told is not None:
+                text.to_text(told)  # refuses words that are not known here
     except (ValueError, LookupError, TypeError, AttributeError) as error:
         said = f"it lacks {error}" if isinstance(error, KeyError) else error
         if isinstance(error, TypeError | AttributeError):  # in Python's words
@@ -147,11 +149,3 @@ def read_card(written: str) -> Card:
     if unknown:
         raise QueueproofError(f"this card has guarantees unknown here: {', '.join(unknown)}")
     return card
-
-
-def _must_be_told(card: Card) -> None:
-    """Refuse a story with words that are not known here."""
-    for judgement in card.guarantees:
-        for story in judgement.stories:
-            if story.told is not None:
-                text.to_text(story.told)

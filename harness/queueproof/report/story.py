@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import re
 import textwrap
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal, TypeAlias, assert_never, cast
 
@@ -17,7 +17,7 @@ from queueproof.probes.backoff import RetryWait, RetryWaits
 from queueproof.probes.buffers import Slope
 from queueproof.probes.plans import REWRITE, Overclaim
 from queueproof.probes.probes import Found
-from queueproof.queues.model import Parameter, Queue, Step
+from queueproof.queues.model import Queue, Step
 from queueproof.queues.sqltext import first_keyword
 from queueproof.run.record import Beat, Run
 from queueproof.schedule.actors import DRAINER, identities
@@ -35,9 +35,6 @@ _DEFINES = re.compile(
 _CALLS = re.compile(r'(?<!["\w])"?(?P<name>\w+)"?\s*\(')
 _WORKER = re.compile(r"w\d+")
 _BEGINS = {"BEGIN": True, "START": True} | dict.fromkeys(("COMMIT", "END", "ROLLBACK"), False)
-
-
-# --- the data -----------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,14 +140,7 @@ class Event:
     """
 
     kind: Literal[
-        "connection",
-        "commit",
-        "uncommitted",
-        "waits",
-        "stops",
-        "goes on",
-        "rewrite",
-        "crash",
+        "connection", "commit", "uncommitted", "waits", "stops", "goes on", "rewrite", "crash"
     ]
     about: str = ""
     statement: int = 0
@@ -256,7 +246,7 @@ class Story:
                 begun.discard(actor)
                 if isinstance(facts[0], Asked) or not begins:
                     begun.add(actor)
-                if any(map(_ends, facts)):
+                if any(isinstance(fact, Answered) or is_event(fact, "crash") for fact in facts):
                     begun.discard(actor)
                 moments.append(Moment(actor, facts, begins, actor not in begun, raced))
         return moments
@@ -302,6 +292,11 @@ def is_worker(actor: str) -> bool:
     return _WORKER.fullmatch(actor) is not None
 
 
+def is_event(fact: Fact, *kinds: str) -> bool:
+    """True for an `Event` of one of these kinds."""
+    return isinstance(fact, Event) and fact.kind in kinds
+
+
 def _by_operation(facts: Sequence[Fact], *, alone: bool) -> Iterator[tuple[Fact, ...]]:
     """The facts of a turn, what stands apart from operations by itself.
 
@@ -310,9 +305,7 @@ def _by_operation(facts: Sequence[Fact], *, alone: bool) -> Iterator[tuple[Fact,
     """
     found: list[Fact] = []
     for fact in facts:
-        apart = isinstance(fact, Passed | Fault) or (
-            isinstance(fact, Event) and fact.kind in {"crash", "rewrite"}
-        )
+        apart = isinstance(fact, Passed | Fault) or is_event(fact, "crash", "rewrite")
         after = bool(found) and isinstance(found[-1], Passed)
         if found and (apart or after or (alone and isinstance(fact, Asked))):
             yield tuple(found)
@@ -320,13 +313,6 @@ def _by_operation(facts: Sequence[Fact], *, alone: bool) -> Iterator[tuple[Fact,
         found.append(fact)
     if found:
         yield tuple(found)
-
-
-def _ends(fact: Fact) -> bool:
-    return isinstance(fact, Answered) or (isinstance(fact, Event) and fact.kind == "crash")
-
-
-# --- what probes found --------------------------------------------------------------------------
 
 
 def tell_found(found: Found, name: str) -> Told:
@@ -375,8 +361,7 @@ def _statements(sent: Sequence[str]) -> str:
 
 def _waits(waits: RetryWaits) -> Iterator[Part]:
     yield Part("prose", f"Broken: {waits.broken}.")
-    failed = "Before: job 1 was enqueued, and its worker failed it again and again."
-    yield Part("prose", failed)
+    yield Part("prose", "Before: job 1 was enqueued, and its worker failed it again and again.")
     # In a row as well: between two alike one may have ended otherwise.
     numbered = itertools.groupby(
         enumerate(waits.found), lambda one: (_duration(one[1]), one[1].attempt - one[0])
@@ -426,9 +411,6 @@ def _duration(wait: RetryWait) -> str:
     return f"after {most} s" if least == most else f"after {least} to {most} s"
 
 
-# --- from a run to its story --------------------------------------------------------------------
-
-
 def tell(
     run: Run, violation: Violation, conditions: Conditions = PLAIN, name: str | None = None
 ) -> Story:
@@ -439,18 +421,18 @@ def tell(
     """
     calls = run.history.calls
     beats = _relevant(run.trace, calls, violation)
-    names = _Names(calls)
-    turns = _Turns(calls, names, alone=all(beat.actor == DRAINER for beat in beats))
+    shortened = _shortening(calls)
+    turns = _Turns(calls, shortened, alone=all(beat.actor == DRAINER for beat in beats))
     for beat in beats:
         turns.add(beat)
     return Story(
         guarantee=name or violation.guarantee,
-        broken=names.shortened(violation.because),
-        before=tuple(_before(run, beats, names, turns)),
+        broken=shortened(violation.because),
+        before=tuple(_before(run, beats, shortened, turns)),
         conditions=conditions,
         turns=tuple(Turn(turn.actor, tuple(turn.facts)) for turn in turns.made if turn.facts),
-        allowed=() if _is_wait(violation) else tuple(_allowed_waits(beats, calls, names)),
-        statements=tuple(names.shortened(sql) for sql in turns.statements),
+        allowed=() if _is_wait(violation) else tuple(_allowed_waits(beats, calls, shortened)),
+        statements=tuple(map(shortened, turns.statements)),
         cause=_cause(calls, violation).kind,
         alone=violation.alone,
     )
@@ -478,30 +460,29 @@ def of_queue(story: Story, queue: Queue, schema: Iterable[Step]) -> Story:
     return replace(story, cast=queue.cast, functions=tuple(called.values()), lease=lease)
 
 
-class _Names:
-    """A story's names for what differs from run to run: for job ids, their number."""
+def _shortening(calls: Sequence[Call]) -> Callable[[str], str]:
+    """Gives a text a story's names for what differs from run to run: for job ids, their number.
 
-    def __init__(self, calls: Sequence[Call]) -> None:
-        actors = dict.fromkeys(call.actor for call in calls)
-        self._actors = {name: identities(name) for name in actors}
-        self._names: dict[str, str] = {}
-        ids = [job for call in calls if call.kind == "enqueue" for job in call.ids]
-        for number, job in enumerate(ids, 1):
-            if len(job) > LONG_ID:
-                self._names.setdefault(job, str(number))
+    A server's message or a bound value may hold any of them.
+    """
+    actors = {name: identities(name) for name in dict.fromkeys(call.actor for call in calls)}
+    names: dict[str, str] = {}
+    for number, job in enumerate(_enqueued(calls), 1):
+        if len(job) > LONG_ID:
+            names.setdefault(job, str(number))
 
-    def shortened(self, text: str) -> str:
-        """A text with short names; a server's message or a bound value may hold any of them."""
-        for name, pattern in self._actors.items():
+    def shortened(text: str) -> str:
+        for name, pattern in actors.items():
             text = pattern.sub(name, text)
-        for long, short in self._names.items():
+        for long, short in names.items():
             text = text.replace(long, short)
         return text
 
+    return shortened
 
-def _recovered(call: Call | None) -> bool:
-    """True for a recovery that took jobs back: what it did to them is in its SQL."""
-    return call is not None and call.kind == "recover" and bool(call.ids)
+
+def _enqueued(calls: Sequence[Call]) -> list[str]:
+    return [job for call in calls if call.kind == "enqueue" for job in call.ids]
 
 
 @dataclass(slots=True)
@@ -521,15 +502,17 @@ class _Turns:
             jobs back are of interest otherwise.
     """
 
-    def __init__(self, calls: Sequence[Call], names: _Names, *, alone: bool) -> None:
+    def __init__(
+        self, calls: Sequence[Call], shortened: Callable[[str], str], *, alone: bool
+    ) -> None:
         self.made: list[_Turn] = []
         self.statements: dict[str, int] = {}
         self._calls = calls
-        self._names = names
+        self._shortened = shortened
         self._alone = alone
         self._known: dict[int, str] = {}  # of the job of a claim, by its call
         self._kinds = {call.kind for call in calls}
-        self._ids = {job for call in calls if call.kind == "enqueue" for job in call.ids}
+        self._ids = {*_enqueued(calls)}
         self._open: dict[str, list[Beat]] = {}  # of an actor's operation
 
     def add(self, beat: Beat) -> None:
@@ -547,14 +530,11 @@ class _Turns:
             self._open[beat.actor] = []
         elif beat.event != "crash":
             self._open.setdefault(beat.actor, []).append(beat)
-        stood = (
-            bool(turn.facts)
-            and isinstance(last := turn.facts[-1], Event)
-            and (last.kind == "stops")
-        )
-        if beat.event == "goes on" and stood:
+        # What a recovery did to the jobs that it took back is in its SQL.
+        recovered = call is not None and call.kind == "recover" and bool(call.ids)
+        if beat.event == "goes on" and turn.facts and is_event(turn.facts[-1], "stops"):
             turn.facts.pop()  # nobody acted meanwhile
-        elif beat.event != "sql" or not drained or self._alone or _recovered(call):
+        elif beat.event != "sql" or not drained or self._alone or recovered:
             turn.facts += self._facts(beat, call, turn)
         if beat.event in {"done", "commit", "answer", "error", "crash", "lost"}:
             turn.uncommitted = beat.event == "done"
@@ -562,7 +542,7 @@ class _Turns:
     def _facts(self, beat: Beat, call: Call | None, turn: _Turn) -> Iterator[Fact]:
         match beat.event:
             case "start" if call is not None:
-                jobs = tuple(self._names.shortened(ref.job) for ref in call.refs)
+                jobs = tuple(self._shortened(ref.job) for ref in call.refs)
                 claims = tuple(self._claimed(call, ref) for ref in call.refs)
                 several = claims if any(claim.number for claim in claims) else ()
                 queue = _queue(call, self._calls)
@@ -571,7 +551,7 @@ class _Turns:
                 yield self._sent(beat)
             case "answer" | "error" | "lost":
                 self._note(beat, call)
-                yield Answered(beat.event, self._names.shortened(beat.text))
+                yield Answered(beat.event, self._shortened(beat.text))
             case "clock" if call is not None:
                 yield Passed(call.delay)
             case "commit" if turn.uncommitted:
@@ -602,7 +582,7 @@ class _Turns:
         """Keep what a claim of one job was answered about it; a batch's is not taken apart."""
         if call is not None and call.kind == "claim" and len(call.ids) == 1:
             known = beat.text.removeprefix(f"job {call.ids[0]}").strip(" ()")
-            self._known[call.index] = self._names.shortened(known)
+            self._known[call.index] = self._shortened(known)
 
     def _claimed(self, call: Call, ref: Ref) -> Claimed:
         """The claim of a job, among its worker's, that an operation names."""
@@ -624,24 +604,21 @@ class _Turns:
         text, number = textwrap.dedent(beat.text).strip(), self.number(beat)
         params = beat.step.params if beat.step else {}
         bound = tuple(
-            (n, self._names.shortened(_value(value))) for n, value in params.items() if n.isdigit()
+            (n, self._shortened(_shown("NULL" if value is None else str(value))))
+            for n, value in params.items()
+            if n.isdigit()
         )
         # Other values, such as times, would differ from run to run.
-        read = [self._names.shortened(one) for one in beat.read if one in self._ids]
+        read = [self._shortened(one) for one in beat.read if one in self._ids]
         more = ["…"] if len(read) > SHOWN_JOBS else []
         jobs = f"job {', '.join([*read[:SHOWN_JOBS], *more])}" if read else ""
-        return Sent(number, self._names.shortened(_abridged(text)), bound, jobs)
+        # Without lines that are comments: what it does may stand below.
+        lines = (line.strip() for line in text.splitlines())
+        beginning = _shown(" ".join(line for line in lines if not line.startswith("--")))
+        return Sent(number, self._shortened(beginning), bound, jobs)
 
 
-def _value(value: Parameter) -> str:
-    text = "NULL" if value is None else str(value)
-    return textwrap.shorten(text, SHOWN_SQL, placeholder=" …")
-
-
-def _abridged(sql: str) -> str:
-    """A statement's beginning, without lines that are comments: what it does may stand below."""
-    lines = (line.strip() for line in sql.splitlines())
-    text = " ".join(line for line in lines if not line.startswith("--"))
+def _shown(text: str) -> str:
     return textwrap.shorten(text, SHOWN_SQL, placeholder=" …")
 
 
@@ -659,19 +636,14 @@ def _cause(calls: Sequence[Call], violation: Violation) -> Call:
     return next(late, guilty)
 
 
-# --- what belongs into the story ----------------------------------------------------------------
-
-
 def _relevant(trace: Sequence[Beat], calls: Sequence[Call], violation: Violation) -> list[Beat]:
     """The trace from the first stage to the answer that broke the guarantee."""
     guilty = violation.call
-    last = max(
-        (n for n, beat in enumerate(trace) if 0 <= beat.call <= guilty),
-        default=len(trace) - 1,
-    )
-    ends = [n for n, beat in enumerate(trace) if beat.call == guilty]
-    if ends:
-        last = _first_wait(trace, ends) if _is_wait(violation) else ends[-1]
+    before = [n for n, beat in enumerate(trace) if 0 <= beat.call <= guilty]
+    own = [n for n, beat in enumerate(trace) if beat.call == guilty]
+    *_, last = own or before or [len(trace) - 1]
+    if _is_wait(violation):
+        last = next((n for n in own if trace[n].event == "waits"), last)
     setup = {
         call.index for call in calls if call.kind == "enqueue" and call.actor == "producer"
     } & _undisturbed(calls) - {guilty}
@@ -681,10 +653,6 @@ def _relevant(trace: Sequence[Beat], calls: Sequence[Call], violation: Violation
 def _is_wait(violation: Violation) -> bool:
     known = CATALOGUE.get(violation.guarantee)
     return known is not None and known.waits
-
-
-def _first_wait(trace: Sequence[Beat], ends: Sequence[int]) -> int:
-    return next((n for n in ends if trace[n].event == "waits"), ends[-1])
 
 
 def _undisturbed(calls: Sequence[Call]) -> set[int]:
@@ -697,20 +665,21 @@ def _undisturbed(calls: Sequence[Call]) -> set[int]:
     }
 
 
-def _before(run: Run, beats: Iterable[Beat], names: _Names, turns: _Turns) -> Iterator[Enqueued]:
+def _before(
+    run: Run, beats: Iterable[Beat], shortened: Callable[[str], str], turns: _Turns
+) -> Iterator[Enqueued]:
     calls = run.history.calls
     told = {beat.call for beat in beats}
     undisturbed = _undisturbed(calls)
     for call in calls:
         if call.kind == "enqueue" and call.ids and call.index in undisturbed - told:
-            job = names.shortened(call.ids[0])
             queue = _queue(call, calls)
             joined = call.began == call.ended  # the time stood still
             facts = call.priority, call.delay, call.bound, queue, call.payload, joined
             special = any([call.priority, call.delay, queue, call.payload])
             sent = (beat for beat in run.trace if beat.call == call.index and beat.event == "sql")
             statements = tuple(turns.number(beat) for beat in sent if special)
-            yield Enqueued(job, *facts, statements)
+            yield Enqueued(shortened(call.ids[0]), *facts, statements)
 
 
 def _queue(call: Call, calls: Sequence[Call]) -> str:
@@ -721,18 +690,20 @@ def _queue(call: Call, calls: Sequence[Call]) -> str:
 
 
 def _allowed_waits(
-    beats: Iterable[Beat], calls: Sequence[Call], names: _Names
+    beats: Iterable[Beat], calls: Sequence[Call], shortened: Callable[[str], str]
 ) -> Iterator[AllowedWait]:
     waiting = dict.fromkeys(beat.call for beat in beats if beat.event == "waits")
     claims = [calls[n] for n in waiting if calls[n].kind == "claim"]
-    found = {call.actor: _why_it_may_wait(call, calls, names) for call in claims}
-    return (wait for wait in found.values() if wait is not None)
+    found = {call.actor: _why_it_may_wait(call, calls, shortened) for call in claims}
+    return filter(None, found.values())
 
 
-def _why_it_may_wait(call: Call, calls: Sequence[Call], names: _Names) -> AllowedWait | None:
+def _why_it_may_wait(
+    call: Call, calls: Sequence[Call], shortened: Callable[[str], str]
+) -> AllowedWait | None:
     blockers = {wait.blocker for wait in call.waits}
     for other in calls:
         rival = other.kind == "claim" and other.actor in blockers and other.overlaps(call)
         if rival and (both := [job for job in call.ids if job in other.ids]):
-            return AllowedWait(call.actor, other.actor, names.shortened(both[0]))
+            return AllowedWait(call.actor, other.actor, shortened(both[0]))
     return AllowedWait(call.actor) if all(wait.stale for wait in call.waits) else None

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from itertools import islice
-from textwrap import wrap
+from textwrap import indent
 from typing import IO
 
 from rich.box import SIMPLE_HEAD
@@ -17,8 +17,17 @@ from rich.text import Text
 
 from queueproof.errors import Aside
 from queueproof.guarantees.catalogue import CATALOGUE
-from queueproof.report.card import WORST_FIRST, Card, Judgement, Mended, MutantJudgement
-from queueproof.report.text import TRIED, WIDTH, Legend, counted, remedy, to_text, with_code
+from queueproof.report.card import Card, Judgement, Mended, MutantJudgement, worst_first
+from queueproof.report.text import (
+    TRIED,
+    WIDTH,
+    Legend,
+    counted,
+    filled,
+    remedy,
+    to_text,
+    with_code,
+)
 
 STYLES = {
     "holds": "green",
@@ -76,9 +85,14 @@ def print_card(
     """
     told = [one for one in card.guarantees if not one.left_out]
     if out.is_terminal:
-        worst_first = sorted(told, key=lambda one: WORST_FIRST.index(one.verdict))
-        rows = [(one.id, *_styled(one)) for one in worst_first]
-        out.print(_table(("guarantee", "verdict", "what was seen"), rows))
+        table = Table(box=SIMPLE_HEAD, pad_edge=False)
+        for heading, is_name in (("guarantee", True), ("verdict", True), ("what was seen", False)):
+            table.add_column(heading, overflow="fold", no_wrap=is_name)
+        for one in sorted(told, key=worst_first):
+            faint = "" if one.verdict in {"broken", "inconclusive"} else "dim"
+            verdict = Text(one.verdict.replace("-", " "), STYLES[one.verdict])
+            table.add_row(one.id, verdict, Text(one.reason, faint))
+        out.print(table)
     else:
         for judgement in told:
             out.say(f"{judgement.id}: {judgement.verdict} ({judgement.reason})")
@@ -110,10 +124,10 @@ def print_remedies(out: Output, card: Card) -> None:
     tried = [name for told, names in fixes.items() if TRIED in told for name in names]
     if len(fixes) > 1 and tried:
         which = f"The change for {', '.join(tried)} was tried: the"
-        if len(tried) > 1:
-            which = f"The changes for {', '.join(tried)} were tried, one by one: each"
         if len(tried) == len(broken):
             which = "Each change was tried by itself: its"
+        elif len(tried) > 1:
+            which = f"The changes for {', '.join(tried)} were tried, one by one: each"
         out.prose(TRIED.replace("This change was tried: the", which))
         out.say()
 
@@ -122,7 +136,10 @@ def print_remedy(out: Output, told: str, what: str = "it") -> None:
     """Print how what broke is fixed; in colours what a change takes out and what it writes."""
     for n, piece in enumerate(with_code(f"How to fix {what}: {told}")):
         if n % 2:
-            out.say(_coloured(f"\n{piece}"))
+            change = Text(f"\n{piece}")
+            change.highlight_regex(r"(?m)^-.*", "red")
+            change.highlight_regex(r"(?m)^\+.*", "green")
+            out.say(change)
         elif words := piece.strip():
             out.prose(f"\n{words}" if n else words)
     out.say()
@@ -184,16 +201,7 @@ def print_breaks(
 def _indented(out: Output, *lines: str) -> None:
     """Print prose below a head, in lines that end at words."""
     for line in lines:
-        indent = " " * 2
-        wrapped = wrap(
-            line,
-            out.width,
-            initial_indent=indent,
-            subsequent_indent=indent,
-            break_long_words=False,
-            break_on_hyphens=False,
-        )
-        out.say("\n".join(wrapped))
+        out.say(indent(filled(line.replace("\n", " "), out.width - 2), "  "))
 
 
 def print_story(out: Output, story: str) -> None:
@@ -205,9 +213,10 @@ def print_story(out: Output, story: str) -> None:
 
 def not_judged(card: Card) -> str:
     """The sentence on guarantees that were left out; empty where none was."""
-    others = counted(sum(one.left_out for one in card.guarantees), "other guarantees")
+    many = sum(one.left_out for one in card.guarantees)
+    others = counted(many, "other guarantees")
     told = f"Not judged: the {others}, because --fail-fast ended the check at a break."
-    return told if any(one.left_out for one in card.guarantees) else ""
+    return told if many else ""
 
 
 def tried(card: Card) -> str:
@@ -311,34 +320,8 @@ def _verified(mended: Mended, profile: str) -> Iterator[str]:
         yield effort
     if profile == "quick":
         yield "This was the quick profile: `queueproof check` without --profile checks more."
-    anyway = [one.id for one in mended.card.guarantees if one.verdict == "broken"]
-    if anyway:
+    if anyway := [one.id for one in mended.card.guarantees if one.verdict == "broken"]:
         yield f"Still broken: {', '.join(anyway)}."
-
-
-def _styled(judgement: Judgement) -> tuple[Text, Text]:
-    """A verdict and its reason, in their colours."""
-    faint = "" if judgement.verdict in {"broken", "inconclusive"} else "dim"
-    verdict = Text(judgement.verdict.replace("-", " "), STYLES[judgement.verdict])
-    return verdict, Text(judgement.reason, faint)
-
-
-def _table(headings: Sequence[str], rows: Iterable[Sequence[str | Text]]) -> Table:
-    """A table whose first two columns are names, and keep to a line."""
-    table = Table(box=SIMPLE_HEAD, pad_edge=False)
-    for n, heading in enumerate(headings):
-        table.add_column(heading, overflow="fold", no_wrap=n < 2)  # noqa: PLR2004 - see above
-    for row in rows:
-        table.add_row(*row)
-    return table
-
-
-def _coloured(change: str) -> Text:
-    """The lines of a change: what goes is red, what comes is green."""
-    told = Text(change)
-    told.highlight_regex(r"(?m)^-.*", "red")
-    told.highlight_regex(r"(?m)^\+.*", "green")
-    return told
 
 
 def print_whole(

@@ -7,8 +7,9 @@ import re
 import textwrap
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from string import ascii_lowercase
-from typing import NamedTuple, assert_never
+from typing import assert_never
 
 from queueproof.guarantees.catalogue import CATALOGUE
 from queueproof.report.story import (
@@ -27,6 +28,7 @@ from queueproof.report.story import (
     Sent,
     Story,
     Told,
+    is_event,
     is_worker,
 )
 from queueproof.schedule.moments import spoken
@@ -44,28 +46,25 @@ TRIED = (
 )
 """The end of a fix that was tried."""
 _SNAPSHOT = "(has its snapshot, has read nothing)"
+# By the kind of an event; of a stop, and of a crash that cuts an operation short, by its `about`.
 _EVENTS: Mapping[str, str] = {
-    "connection": "on connection {}",
+    "connection": "on connection {0}",
     "commit": "COMMIT",
     "uncommitted": "(not committed yet)",
-    "waits": "waits for {}",
+    "waits": "waits for {0}",
+    "statement": _SNAPSHOT,
+    "query": _SNAPSHOT,
+    "row": "(has locked a row, and not the next)",
     "goes on": "goes on",
     "rewrite": "the tables are rewritten, their rows in another physical order",
     "crash": "crashes",
-}
-_CUT_SHORT = {
-    "committed": "crashes after [{}] was committed, before anything else was sent",
-    "undone": "crashes before [{}] was committed: it has no effect",
+    "committed": "crashes after [{1}] was committed, before anything else was sent",
+    "undone": "crashes before [{1}] was committed: it has no effect",
 }
 _ANSWERS: Mapping[str, str] = {
     "answer": "{}",
     "error": "ERROR {}",
     "lost": "no answer: its connection is cut",
-}
-_STOPPED = {
-    "statement": _SNAPSHOT,
-    "query": _SNAPSHOT,
-    "row": "(has locked a row, and not the next)",
 }
 _PAYLOADS: Mapping[PayloadKind, str] = {
     "same": "a payload that others have as well",
@@ -107,8 +106,9 @@ class Legend:
         ]
 
         def one(fact: Fact) -> Fact:
-            if isinstance(fact, Sent) or (isinstance(fact, Event) and fact.about in _CUT_SHORT):
-                return replace(fact, statement=numbers[fact.statement])
+            match fact:
+                case Sent() | Event(about="committed" | "undone"):
+                    return replace(fact, statement=numbers[fact.statement])
             return fact
 
         def shown(fact: Fact) -> bool:
@@ -138,9 +138,9 @@ def to_text(
     guarantee, reason = CATALOGUE[told.guarantee], why(told)
     return "\n\n".join(
         [
-            _filled(f"{guarantee.id}: {guarantee.sentence}", width),
+            filled(f"{guarantee.id}: {guarantee.sentence}", width),
             *_told(told, width, legend or Legend(), sql=sql),
-            _filled(f"Why it matters: {reason[0].upper()}{reason[1:]}.", width),
+            filled(f"Why it matters: {reason[0].upper()}{reason[1:]}.", width),
         ]
     )
 
@@ -158,13 +158,10 @@ def _told(told: Told, width: int, legend: Legend, *, sql: bool) -> list[str]:
     return [part for part in parts if part]
 
 
-def _filled(prose: str, width: int) -> str:
+def filled(prose: str, width: int) -> str:
     """Prose in lines that end at words; each line of it stays one."""
-    lines = (
-        textwrap.fill(line, width, break_long_words=False, break_on_hyphens=False)
-        for line in prose.split("\n")
-    )
-    return "\n".join(lines)
+    fill = partial(textwrap.fill, width=width, break_long_words=False, break_on_hyphens=False)
+    return "\n".join(map(fill, prose.split("\n")))
 
 
 def why(told: Told) -> str:
@@ -200,7 +197,7 @@ def remedy(name: str, told: Told | None, offers: Collection[str] | None = None) 
     undone = _undone(told) if isinstance(told, Story) and guarantee.undone else None
     if undone is None:
         return safe
-    return f"Here {undone.operation} put back a job that had ended. {safe}"
+    return f"Here {undone[0]} put back a job that had ended. {safe}"
 
 
 def counted(number: int, what: str) -> str:
@@ -210,15 +207,15 @@ def counted(number: int, what: str) -> str:
 
 
 def _run(story: Story, new: Sequence[tuple[int, str]], width: int, *, sql: bool) -> Iterator[str]:
-    yield _filled(f"Broken: {story.broken}.", width)
-    yield _filled(story.cast, width)
-    yield _filled(before(story), width)
-    yield _filled(story.conditions.told(), width)
-    yield _filled("\n".join(roles(story)), width)
+    yield filled(f"Broken: {story.broken}.", width)
+    yield filled(story.cast, width)
+    yield filled(before(story), width)
+    yield filled(story.conditions.told(), width)
+    yield filled("\n".join(roles(story)), width)
     columns = _columns(story)
     room = len(columns) > 1 and 4 + len(columns) * (COLUMN + 2) - 2 <= width
     yield _timeline(story, columns, width) if room else _listing(story, width)
-    yield _filled("\n".join(remarks(story)), width)
+    yield filled("\n".join(remarks(story)), width)
     if sql:
         yield from _legend(story, new)
 
@@ -236,11 +233,8 @@ def _legend(story: Story, new: Sequence[tuple[int, str]]) -> Iterator[str]:
 
 def _part(part: Part, width: int) -> str:
     if part.kind == "prose":
-        return _filled(part.text, width)
+        return filled(part.text, width)
     return (f"{part.head}\n" if part.head else "") + textwrap.indent(part.text, "    ")
-
-
-# --- sentences ----------------------------------------------------------------------------------
 
 
 def before(story: Story) -> str:
@@ -296,27 +290,15 @@ def remarks(story: Story) -> Iterator[str]:
             "The greatest priority goes first. If small numbers go first in your queue, write"
             " `- :priority` in enqueue."
         )
-    undone = _undone(story) if CATALOGUE[story.guarantee].undone else None
-    if undone is not None and undone.operation == "fail" and undone.by_itself:
+    if CATALOGUE[story.guarantee].undone and _undone(story) == ("fail", True):
         yield (
             "Why a worker fails what it has completed: complete succeeded, its answer was lost, and"
             " the error path calls fail."
         )
 
 
-class _Undone(NamedTuple):
-    """The operation that was accepted of a job after its completion.
-
-    Attributes:
-        by_itself: Whether the worker that completed it did that.
-    """
-
-    operation: str
-    by_itself: bool
-
-
-def _undone(story: Story) -> _Undone | None:
-    """The last operation on a completed job before it was claimed again."""
+def _undone(story: Story) -> tuple[str, bool] | None:
+    """The last operation on a completed job, and whether the worker that completed it did that."""
     asked: dict[str, Asked] = {}
     completed: dict[str, str] = {}  # by job, its worker
     found = None
@@ -330,10 +312,10 @@ def _undone(story: Story) -> _Undone | None:
                 if of.operation in {"complete", "complete_many"}:
                     completed |= dict.fromkeys(of.jobs, turn.actor)
                 elif of.operation in {"fail", "heartbeat"} and completed.keys() & {*of.jobs}:
-                    itself = {completed.get(job) for job in of.jobs} == {turn.actor}
-                    found = _Undone(of.operation, itself)
+                    by = {completed.get(job) for job in of.jobs}
+                    found = of.operation, by == {turn.actor}
                 elif of.operation == "recover" and completed:
-                    found = _Undone(of.operation, by_itself=False)
+                    found = of.operation, False
     return found
 
 
@@ -355,12 +337,9 @@ def worded(fact: Fact) -> str:
             return _ANSWERS[fact.kind].format(fact.text)
         case Passed():
             return f"the clock moves on by {_jump(fact)}"
-        case Event(kind="stops"):
-            return _STOPPED[fact.about]
-        case Event(kind="crash") if fact.about:
-            return _CUT_SHORT[fact.about].format(letter(fact.statement))
-        case Event():
-            return _EVENTS[fact.kind].format(fact.about)
+        case Event(kind=kind, about=about):
+            told = about if kind == "stops" or (kind == "crash" and about) else kind
+            return _EVENTS[told].format(about, letter(fact.statement))
         case Fault():
             return FAULTS[fact.kind].told.format(fact.about)
         case _:
@@ -432,9 +411,6 @@ def _several(names: Sequence[str]) -> str:
     return f"{names[0]} to {names[-1]}"
 
 
-# --- what repeats -------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True, slots=True)
 class Passage:
     """Moments that come several times, one after the other; most come once.
@@ -475,8 +451,6 @@ def passages(story: Story) -> Iterator[Passage]:
             # What comes once more in part is told by itself.
             if often >= OFTEN and often * length > size * times:
                 size, times = length, often
-        if times == 1:
-            size = 1
         end = place + size * times
         yield Passage(place + 1, times, tuple(moments[place:end]))
         place = end
@@ -514,19 +488,15 @@ def _plain(fact: Fact) -> object:
             return fact
 
 
-# --- a line for each operation ------------------------------------------------------------------
-
-
 def _listing(story: Story, width: int) -> str:
     found = list(passages(story))
     margin = max((len(one.number) for one in found), default=0)
     lines: list[str] = []
     for passage in found:
-        told = [textwrap.wrap(line, width - margin - 6) for line in lines_of(passage)]
         wrapped = [
             "  " * (line > 0) + "    " * (n > 0) + piece
-            for line, pieces in enumerate(told)
-            for n, piece in enumerate(pieces)
+            for line, told in enumerate(lines_of(passage))
+            for n, piece in enumerate(textwrap.wrap(told, width - margin - 6))
         ]
         lines += _numbered(passage.number, margin, wrapped)
     return "\n".join(lines)
@@ -540,9 +510,9 @@ def _numbered(number: object, margin: int, lines: Sequence[str]) -> Iterator[str
 
 def lines_of(passage: Passage) -> list[str]:
     """A passage as lines: who, and what happened; what repeats below how often it does."""
-    columns = passage.columns()
     if passage.times == 1:
-        return [_line(columns[0][0])]
+        return [_line(passage.moments[0])]
+    columns = passage.columns()
     told = [_line(_merged(column)) if column[0].actor else _jumps(column) for column in columns]
     if len(told) == 1:
         names = list(dict.fromkeys(moment.actor for moment in columns[0]))
@@ -566,10 +536,9 @@ def _jump(fact: Passed) -> str:
 
 def _merged(column: Sequence[Moment]) -> Moment:
     """Moments as one: with the name that all have, and all the answers."""
-    first = column[0]
-    names = {moment.actor for moment in column}
-    facts = tuple(_merged_facts(facts) for facts in zip(*(m.facts for m in column), strict=True))
-    return replace(first, actor=first.actor if len(names) == 1 else "the worker", facts=facts)
+    actor = "the worker" if len({moment.actor for moment in column}) > 1 else column[0].actor
+    facts = tuple(map(_merged_facts, zip(*(m.facts for m in column), strict=True)))
+    return replace(column[0], actor=actor, facts=facts)
 
 
 def _merged_facts(facts: Sequence[Fact]) -> Fact:
@@ -590,8 +559,7 @@ def _line(moment: Moment) -> str:
     if not moment.actor:
         return "; ".join(map(worded, moment.facts))
     often, told = _folded([_joined(facts) for facts in _operations(moment.facts)])
-    first = moment.facts[0]
-    on = not moment.begins and not (isinstance(first, Event) and first.kind in {"goes on", "crash"})
+    on = not moment.begins and not is_event(moment.facts[0], "goes on", "crash")
     return f"{moment.actor}{', going on' if on else ''}{often}: {told}"
 
 
@@ -636,9 +604,6 @@ def _joined(facts: Iterable[Fact]) -> str:
     return told.strip()
 
 
-# --- a column for each that meets others --------------------------------------------------------
-
-
 def _columns(story: Story) -> list[str]:
     """The actors with a column: workers, and those whose operations others get into; or nobody."""
     moments = story.moments
@@ -665,10 +630,9 @@ def _timeline(story: Story, columns: Sequence[str], width: int) -> str:
                 for piece in textwrap.wrap(line, COLUMN, subsequent_indent="  ") or [""]
             ]
         else:
-            told = lines_of(passage)
             wrapped = [
                 ("   " if n or m else "-- ") + "  " * (m > 0) + piece
-                for n, line in enumerate(told)
+                for n, line in enumerate(lines_of(passage))
                 for m, piece in enumerate(textwrap.wrap(line, width - 9))
             ]
         lines += _numbered(passage.first, 2, wrapped)
