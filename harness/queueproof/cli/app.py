@@ -52,7 +52,6 @@ TyperArgument.display_type = TyperOption.display_type = _kind  # type: ignore[as
 # Of a misspelt command it names all that are like it: 'chek' is no schema.
 typer.core.get_close_matches = partial(get_close_matches, n=1)  # type: ignore[attr-defined]
 
-
 _in_help: Any = TyperOption._get_default_string  # noqa: SLF001 - typer offers no other way
 
 
@@ -175,14 +174,7 @@ def _is_no_text(sign: str) -> bool:
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Run one command.
-
-    Args:
-        arguments: As they stand after `queueproof`.
-
-    Returns:
-        The exit code; what went wrong is on stderr then.
-    """
+    """Run one command: `queueproof.cli.run`."""
     if "" in arguments:  # a path would be this folder then
         after = ["queueproof", *arguments][arguments.index("")]
         return say(f"the argument after {after} is empty: is a variable unset?", Exit.UNUSABLE)

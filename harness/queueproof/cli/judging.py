@@ -130,7 +130,8 @@ def judged(asked: CheckOptions, beyond: Beyond | None = None, *, stories: bool =
     began = time.monotonic()
     asked.select()
     cluster = _cluster(asked.cluster)
-    reports = Reports(asked.json, asked.html, asked.junit, asked.badge, asked.annotate)
+    files = asked.json, asked.html, asked.junit, asked.badge
+    reports = Reports(files, asked.annotate)
     target = target_of(asked.queue, asked.new)
     refuse_outputs(reports.outputs, files_of(target))
     go_on = None if beyond is None else beyond(asked, target)
@@ -144,7 +145,7 @@ def judged(asked: CheckOptions, beyond: Beyond | None = None, *, stories: bool =
             with open_target(way, asked.where, _LATER) as lab:
                 from queueproof.report.terminal import print_whole
 
-                out = output(*reports.files)
+                out = output(*files)
                 command = command_of(asked.queue, asked.new, lab, asked.where)
                 if not cards:
                     called = asked.queue if asked.new is None else target.name
@@ -259,11 +260,8 @@ def print_summary(
     from queueproof.queues.sqlfile import SqlFileQueue
     from queueproof.report.terminal import print_breaks
 
-    tokens = {
-        name: story.replay
-        for name, (_, story) in (card.breaks | card.accepted).items()
-        if story.replay
-    }
+    told = card.breaks | card.accepted
+    tokens = {name: story.replay for name, (_, story) in told.items() if story.replay}
     mending = ""
     if isinstance(target, SqlFileQueue) and mend:
         mending = shlex.join(["mend" if word == "replay" else word for word in replay])

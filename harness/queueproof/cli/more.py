@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Callable, Mapping
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -51,21 +52,25 @@ def _going_on(told: str, profile: opt.ProfileName, beyond: Beyond) -> Callable[.
     return command
 
 
+def _beside(what: str, go_on: GoOn) -> GoOn:
+    """The same, but that its errors are told beside the verdict."""
+
+    def guarded(out: Output, card: Card) -> tuple[Card, str]:
+        with beside_the_verdict(what):
+            return go_on(out, card)
+        return card, ""
+
+    return guarded
+
+
 def _mutated(asked: CheckOptions, target: Queue) -> GoOn:
     """See what becomes of the mutants; what has no SQL that could be changed is refused."""
     from queueproof.advice.mutants import mutants_of
 
-    mutants = mutants_of(target)
-
-    def go_on(out: Output, card: Card) -> tuple[Card, str]:
-        with beside_the_verdict("the rest of the mutants"):
-            return _judged_too(asked, out, mutants, card), ""
-        return card, ""
-
-    return go_on
+    return _beside("the rest of the mutants", partial(_judged_too, asked, mutants_of(target)))
 
 
-def _judged_too(asked: CheckOptions, out: Output, mutants: Mutants, card: Card) -> Card:
+def _judged_too(asked: CheckOptions, mutants: Mutants, out: Output, card: Card) -> tuple[Card, str]:
     """The card with what became of the mutants; said too where it is interrupted."""
     from queueproof.advice.verdicts import judge
     from queueproof.report.terminal import print_mutants
@@ -84,7 +89,7 @@ def _judged_too(asked: CheckOptions, out: Output, mutants: Mutants, card: Card) 
         stopped.args = (f"{str(stopped) or 'interrupted'} after {done} of {total} mutants",)
         raise
     print_mutants(out, known)
-    return known
+    return known, ""
 
 
 def _mended(asked: CheckOptions, target: Queue) -> GoOn:
@@ -92,20 +97,14 @@ def _mended(asked: CheckOptions, target: Queue) -> GoOn:
     from queueproof.advice.search import source
 
     source(target)
-
-    def go_on(out: Output, card: Card) -> tuple[Card, str]:
-        with beside_the_verdict("the rest of the mending"):
-            return card, _mend(asked, out, target, card)
-        return card, ""
-
-    return go_on
+    return _beside("the rest of the mending", partial(_mend, asked, target))
 
 
-def _mend(asked: CheckOptions, out: Output, target: Queue, card: Card) -> str:
+def _mend(asked: CheckOptions, target: Queue, out: Output, card: Card) -> tuple[Card, str]:
     """Look for the change that mends a queue, and print it; what has come of that."""
     if card.verdict != "broken":
         out.say("Nothing is broken, so there is nothing to mend.\n")
-        return ""
+        return card, ""
     from queueproof.advice.search import mend
     from queueproof.machine import processors
     from queueproof.queues.sqlfile import SqlFileQueue
@@ -148,12 +147,10 @@ def _mend(asked: CheckOptions, out: Output, target: Queue, card: Card) -> str:
     assert known is not None  # what came of it all
     print_mended(out, known, asked.profile, card, shown)
     if not known.diff:
-        return "No change was found that mends it."
+        return card, "No change was found that mends it."
     rest = f", but not {', '.join(known.left)}" if known.left else ""
-    return (
-        f"The change printed above mends {', '.join(known.mended)}{rest}."
-        " The file still holds the broken version."
-    )
+    mended = f"The change printed above mends {', '.join(known.mended)}{rest}."
+    return card, f"{mended} The file still holds the broken version."
 
 
 def _accepted(_: CheckOptions, target: Queue) -> GoOn:

@@ -118,19 +118,21 @@ def _exported(lab: Lab, replayed: Replayed, token: str, export: Path) -> str:
     from queueproof.examine import replay as examined
     from queueproof.report.as_test import to_test
     from queueproof.report.export import refuse_varying, to_spec
+    from queueproof.report.mermaid import to_mermaid
+    from queueproof.report.story import Story
 
     name = lab.queue.name
     command = shlex.join(["queueproof", "replay", name, token])
+    told = {"guarantee": replayed.guarantee, "command": command}
     if export.suffix == ".py":
-        return to_test(
-            replayed.story,
-            replayed.data,
-            guarantee=replayed.guarantee,
-            queue=_from(export, name),
-            command=command,
-        )
+        return to_test(replayed.story, replayed.data, **told, queue=_from(export, name))
+    if export.suffix == ".mmd" and isinstance(replayed.told, Story):
+        return to_mermaid(replayed.told) + "\n"
     if export.suffix == ".mmd":
-        return _diagram(replayed, export)
+        raise QueueproofError(
+            f"--export {export}: this story of {replayed.guarantee} has no steps to be drawn;"
+            " export it as a test, FILE.py"
+        )
     if lab.remembers:
         raise QueueproofError(
             f"--export {export}: what a worker prepares and keeps stands in no spec; export the"
@@ -145,25 +147,7 @@ def _exported(lab: Lab, replayed: Replayed, token: str, export: Path) -> str:
     if again is None or again.failure is None:
         raise QueueproofError(f"--export {export}: the story does not happen each time")
     refuse_varying(replayed.failure, again.failure)
-    return to_spec(
-        replayed.failure,
-        lab,
-        guarantee=replayed.guarantee,
-        command=command,
-        name=export.name,
-    )
-
-
-def _diagram(replayed: Replayed, export: Path) -> str:
-    from queueproof.report.mermaid import to_mermaid
-    from queueproof.report.story import Story
-
-    if isinstance(replayed.told, Story):
-        return to_mermaid(replayed.told) + "\n"
-    raise QueueproofError(
-        f"--export {export}: this story of {replayed.guarantee} has no steps to be drawn; export it"
-        " as a test, FILE.py"
-    )
+    return to_spec(replayed.failure, lab, **told, name=export.name)
 
 
 def _from(export: Path, queue: str) -> str:

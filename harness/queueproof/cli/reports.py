@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,28 +20,18 @@ class Reports:
     """The reports that a check writes beside its output.
 
     Args:
+        files: Where JSON, page, JUnit XML and badge are written, in this order; None: nowhere.
         annotate: Where it is shown as well; None: on GitHub, where that runs us.
+
+    Attributes:
+        outputs: All that is written.
     """
 
-    def __init__(
-        self,
-        json: Path | None = None,
-        html: Path | None = None,
-        junit: Path | None = None,
-        badge: Path | None = None,
-        annotate: Annotate | None = None,
-    ) -> None:
-        self._json, self._html, self._junit, self._badge = json, html, junit, badge
-        self.files = [path for path in (json, html, junit, badge) if path is not None]
+    def __init__(self, files: Sequence[Path | None], annotate: Annotate | None) -> None:
         here = Annotate.github if os.environ.get("GITHUB_ACTIONS") == "true" else Annotate.none
         self._github = (annotate or here) is Annotate.github
         summary = os.environ.get("GITHUB_STEP_SUMMARY") if self._github else None
-        self._summary = Path(summary) if summary else None
-
-    @property
-    def outputs(self) -> tuple[Path | None, ...]:
-        """All that is written."""
-        return *self.files, self._summary
+        self.outputs = (*files, Path(summary) if summary else None)
 
     def annotate(self, out: Output, card: Card) -> None:
         """Say to whoever runs us at which lines of the queue it breaks."""
@@ -62,14 +52,14 @@ class Reports:
         from queueproof.report.github import to_summary
         from queueproof.report.page import to_page
 
-        forms: list[tuple[Path | None, Callable[[], str], Callable[[Path, str], None]]] = [
-            (self._json, lambda: card.to_json() + "\n", write),
-            (self._html, lambda: to_page([card], replay), write),
-            (self._junit, lambda: to_junit(card), write),
-            (self._badge, lambda: to_badge(card), write),
-            (self._summary, lambda: to_summary(card, replay), append),
+        forms: list[tuple[Callable[[], str], Callable[[Path, str], None]]] = [
+            (lambda: card.to_json() + "\n", write),
+            (lambda: to_page([card], replay), write),
+            (lambda: to_junit(card), write),
+            (lambda: to_badge(card), write),
+            (lambda: to_summary(card, replay), append),
         ]
-        for path, made, put in forms:
+        for path, (made, put) in zip(self.outputs, forms, strict=True):
             if path is not None:
                 text = None
                 with beside_the_verdict(f"{path} is not written"):

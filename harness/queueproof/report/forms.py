@@ -53,7 +53,7 @@ def to_badge(card: Card) -> str:
 
 
 def to_junit(card: Card) -> str:
-    """A test case per guarantee, in the dialect that Jenkins, GitLab and GitHub's reporters read."""
+    """A test case per guarantee, in the dialect of Jenkins, GitLab and GitHub's reporters."""
     written = filled_in("junit.xml", card=card, told=_told)
     return _ILLEGAL.sub("\N{REPLACEMENT CHARACTER}", written)
 
