@@ -110,12 +110,7 @@ def _things() -> Iterator[_Thing]:
         "https://nodejs.org",
     )
     for extra, (distributions, adds) in EXTRAS.items():
-        yield _Thing(
-            f"extra {extra}",
-            partial(_versions, distributions),
-            adds,
-            to_install(extra),
-        )
+        yield _Thing(f"extra {extra}", partial(_versions, distributions), adds, to_install(extra))
 
 
 def _server(source: str | None) -> str:

@@ -146,9 +146,5 @@ def filled(text: str, width: int, indent: int = 0) -> str:
         indent: By how many the lines after the first are indented.
     """
     return textwrap.fill(
-        text,
-        width,
-        subsequent_indent=" " * indent,
-        break_long_words=False,
-        break_on_hyphens=False,
+        text, width, subsequent_indent=" " * indent, break_long_words=False, break_on_hyphens=False
     )

@@ -63,13 +63,7 @@ def check(
     target = _resolved(queue)
     with open_server(postgres, trust=trust) as server, open_lab(target, server) as lab:
         return check_queue(
-            lab,
-            wanted,
-            seed=seed,
-            profile=profile,
-            named=named or (),
-            required=required,
-            jobs=jobs,
+            lab, wanted, seed=seed, profile=profile, named=named or (), required=required, jobs=jobs
         )
 
 

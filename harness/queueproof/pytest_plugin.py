@@ -46,11 +46,7 @@ def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginMa
         metavar="QUEUE",
         help="Judge this queue instead of ours: a file, or package.module:Class. Repeatable.",
     )
-    group.addoption(
-        "--postgres",
-        metavar="SOURCE",
-        help=f"{', '.join(SERVERS)} or a DSN.",
-    )
+    group.addoption("--postgres", metavar="SOURCE", help=f"{', '.join(SERVERS)} or a DSN.")
     group.addoption(
         "--queueproof-trust",
         action="store_true",

@@ -56,7 +56,7 @@ WHY = {
         "Each claim reads the index from its beginning, past all jobs that others hold"
         " ([the counts]"
         "(../docs/about/faq.md#why-does-skip-locked-slow-down-with-more-workers-and-large-batches))."
-    ),
+    )
 }
 """Why the figures are what they are, which figures cannot say, by queue."""
 GUARANTEES = "../harness/queueproof/guarantees"

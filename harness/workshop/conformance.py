@@ -219,10 +219,7 @@ class Failure(NamedTuple):
 
 
 def examine(
-    names: Sequence[str],
-    directory: Path,
-    postgres: str | None = None,
-    kept: Path | None = None,
+    names: Sequence[str], directory: Path, postgres: str | None = None, kept: Path | None = None
 ) -> Iterator[Row | Failure]:
     """Check queues by every guarantee, each in the order of its end.
 

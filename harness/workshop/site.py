@@ -34,16 +34,7 @@ from queueproof.report import page, text
 from queueproof.report.data import from_data
 from queueproof.report.draw import STYLE, draw
 from queueproof.report.story import Story, Told
-from scenarios.matrix import (
-    MARKS,
-    NAMES,
-    REMARKS,
-    STORIES,
-    StoryLine,
-    read_remarks,
-    stories,
-    typed,
-)
+from scenarios.matrix import MARKS, NAMES, REMARKS, STORIES, StoryLine, read_remarks, stories, typed
 
 ROOT = Path(__file__).parents[2]
 PAGES: Mapping[str, str] = {

@@ -25,14 +25,12 @@ def bench(
     queues: Annotated[
         list[str],
         typer.Argument(
-            metavar="QUEUE",
-            help="Queues, as for check. The first one is the baseline.",
+            metavar="QUEUE", help="Queues, as for check. The first one is the baseline."
         ),
     ],
     *,
     batch: Annotated[
-        str | None,
-        typer.Option(metavar="N,...", show_default="1,10,100", help="Jobs per claim."),
+        str | None, typer.Option(metavar="N,...", show_default="1,10,100", help="Jobs per claim.")
     ] = None,
     workers: Annotated[
         str | None,
@@ -98,8 +96,7 @@ def bench(
         ),
     ] = 0.0,
     warm_up: Annotated[
-        float,
-        typer.Option(metavar="S", min=0, help="Run the load S seconds before measuring."),
+        float, typer.Option(metavar="S", min=0, help="Run the load S seconds before measuring.")
     ] = 0.0,
     endure: Annotated[
         float,
@@ -186,10 +183,7 @@ def bench(
                 report = pairs.compare(pair, setting, budget=limits, seed=seed)
             else:
                 report = measure(
-                    plan,
-                    setting,
-                    endure=endure,
-                    rounds=ROUNDS if rounds is None else rounds,
+                    plan, setting, endure=endure, rounds=ROUNDS if rounds is None else rounds
                 )
         show(report)
     failing = [told for condition in conditions for told in condition.judge(report.entries)]

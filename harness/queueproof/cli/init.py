@@ -26,8 +26,7 @@ def init(
     path: Annotated[
         Path,
         typer.Argument(
-            metavar="FILE",
-            help="Where to write it: a queue file, or a worker (.py, .mjs).",
+            metavar="FILE", help="Where to write it: a queue file, or a worker (.py, .mjs)."
         ),
     ],
     *,

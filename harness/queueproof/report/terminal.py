@@ -18,16 +18,7 @@ from rich.text import Text
 from queueproof.errors import Aside
 from queueproof.guarantees.catalogue import CATALOGUE
 from queueproof.report.card import Card, Judgement, Mended, MutantJudgement, worst_first
-from queueproof.report.text import (
-    TRIED,
-    WIDTH,
-    Legend,
-    counted,
-    filled,
-    remedy,
-    to_text,
-    with_code,
-)
+from queueproof.report.text import TRIED, WIDTH, Legend, counted, filled, remedy, to_text, with_code
 
 STYLES = {
     "holds": "green",
