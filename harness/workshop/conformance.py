@@ -23,7 +23,7 @@ from functools import partial
 from importlib import metadata
 from importlib.resources import as_file, files
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from rich.console import Console
@@ -179,38 +179,6 @@ class Row:
         return self.peer.remarks.get(guarantee) if self.peer else None
 
 
-class Steps(NamedTuple):
-    """One story of a real library, as the page of stories shows it.
-
-    Attributes:
-        steps: How it broke, as text.
-        sql: Its statements, each with its letter.
-        command: What runs it again; empty where nothing does.
-    """
-
-    steps: str
-    sql: Sequence[tuple[str, str]]
-    command: str
-
-
-class Finding(NamedTuple):
-    """A break of a guarantee in a real library.
-
-    Attributes:
-        title: Of the library, with its version.
-        guarantee: The id.
-        anchor: Of its place on the page.
-        means: What a user may see.
-        told: Its stories.
-    """
-
-    title: str
-    guarantee: str
-    anchor: str
-    means: str
-    told: Sequence[Steps]
-
-
 class Failure(NamedTuple):
     """A queue that could not be judged: its name, and the error's message."""
 
@@ -226,7 +194,6 @@ def examine(
     Args:
         names: Their paths in `directory`, without `.sql`, or keys of `PROGRAMS`.
         directory: Where strategies/ is.
-        postgres: Where they are checked, as `open_server` takes it.
         kept: A directory of cards. One that was made from the very same is not made again: so
             what was interrupted goes on where it ended.
 
@@ -378,12 +345,9 @@ def render(
     """A page of verdicts as Markdown.
 
     Args:
-        rows: What was found.
-        failures: What could not be judged.
         pooler: The PgBouncer that `pooler-safe` was asked with; empty where it was not there.
         page: `conformance`, `controls` for the queues that the checks are tested by, or `stories`
             for how real libraries break.
-        lines: The stories.
     """
     rows = list(rows)
     environment = Environment(
@@ -422,25 +386,31 @@ def render(
     )
 
 
-def _finding(guarantee: str, row: Row, remark: Remark | None, lines: list[StoryLine]) -> Finding:
-    """A break of a real library with its stories."""
-    told = [_steps(one) for one in lines if (one.queue, one.guarantee) == (row.name, guarantee)]
+def _finding(
+    guarantee: str, row: Row, remark: Remark | None, lines: list[StoryLine]
+) -> dict[str, object]:
+    """A break of a real library, with its version and its stories, for the page of stories."""
     version = row.peer.version.partition(",")[0] if row.peer else ""
-    means = remark.means if remark else "Not examined yet."
-    anchor = f"{row.stem}.{guarantee}"
     library, comma, how = row.title.partition(",")
-    return Finding(f"{library} {version}{comma}{how}", guarantee, anchor, means, told)
+    return {
+        "title": f"{library} {version}{comma}{how}",
+        "guarantee": guarantee,
+        "anchor": f"{row.stem}.{guarantee}",
+        "means": remark.means if remark else "Not examined yet.",
+        "told": [_steps(o) for o in lines if (o.queue, o.guarantee) == (row.name, guarantee)],
+    }
 
 
-def _steps(line: StoryLine) -> Steps:
+def _steps(line: StoryLine) -> dict[str, object]:
+    """A story with its statements, each by its letter; no command where it cannot be repeated."""
     told = from_data(line.told)
+    new = Legend().lettered(told)[1] if isinstance(told, Story) else []
     again = shlex.join(["queueproof", "replay", typed(line.queue, Path("strategies"))])
-    sql: list[tuple[str, str]] = []
-    if isinstance(told, Story):
-        _, new = Legend().lettered(told)
-        sql = [(letter(number), _clipped(one)) for number, one in new]
-    command = f"{again} {line.replay}" if line.replay else ""
-    return Steps(to_text(told, PAGE_WIDTH, sql=False), sql, command)
+    return {
+        "steps": to_text(told, PAGE_WIDTH, sql=False),
+        "sql": [(letter(number), _clipped(one)) for number, one in new],
+        "command": f"{again} {line.replay}" if line.replay else "",
+    }
 
 
 def _clipped(sql: str) -> str:
@@ -450,24 +420,25 @@ def _clipped(sql: str) -> str:
     return "\n".join(lines if left <= 1 else [*lines[:SQL_LINES], f"-- … {left} more lines"])
 
 
-def redrawn(results: Path, directory: Path) -> tuple[list[Row], str]:
-    """All queues as they are recorded, and the pooler: for pages that only say it otherwise.
-
-    Args:
-        results: The directory that `write` wrote to.
-        directory: Where strategies/ is.
-    """
+def _known(results: Path) -> tuple[dict[str, Any], dict[str, dict[str, Verdict]]]:
+    """Where all queues were judged, and their verdicts, as `write` wrote it there."""
+    verdicts = json.loads((results / "conformance.json").read_text(encoding="utf-8"))
     where = json.loads((results / STORIES).read_text(encoding="utf-8").partition("\n")[0])
+    return where, verdicts
+
+
+def redrawn(results: Path, directory: Path) -> tuple[list[Row], str]:
+    """All queues as they are recorded, and the pooler: for pages that only say it otherwise."""
+    where, judged = _known(results)
     remarks = read_remarks(directory / REMARKS)
-    judged = json.loads((results / "conformance.json").read_text(encoding="utf-8"))
     everything = [*names(directory), *peers(directory), *PROGRAMS]
-    everything = [name for name in everything if name in judged]
+    verdicts = {name: judged[name] for name in everything if name in judged}
     said = {
         name: replace(peer, version=where["versions"].get(name, peer.version))
-        for name in everything
+        for name in verdicts
         if name.startswith("peers/") and (peer := remarks.get(name.removeprefix("peers/")))
     }
-    return _rows(everything, results, directory, where["postgres"], said), where["pooler"]
+    return _rows(verdicts, results, directory, where["postgres"], said), where["pooler"]
 
 
 def recorded(
@@ -476,9 +447,6 @@ def recorded(
     """Queues as an earlier run has found them: their verdicts, and a sentence for each story.
 
     Args:
-        names: Their paths in strategies/, without `.sql`, or keys of `PROGRAMS`.
-        results: The directory that `write` wrote to.
-        directory: Where strategies/ is.
         postgres: The server that the other queues of the page were judged on.
         pooler: The PgBouncer that they were judged through.
 
@@ -486,30 +454,32 @@ def recorded(
         QueueproofError: One has no verdicts there, or they are another server's.
     """
     try:
-        verdicts = json.loads((results / "conformance.json").read_text(encoding="utf-8"))
-        where = json.loads((results / STORIES).read_text(encoding="utf-8").partition("\n")[0])
+        where, judged = _known(results)
     except OSError as error:
         raise QueueproofError(f"{error.filename}: {error.strerror}: judge all queues") from error
-    if missing := [name for name in names if name not in verdicts]:
+    if missing := [name for name in names if name not in judged]:
         raise QueueproofError(f"never judged: {', '.join(missing)}; name them, too")
     if (where["postgres"], where["pooler"]) != (postgres, pooler):
         raise QueueproofError(
             f"{results} is of {where['postgres']} and {where['pooler'] or 'no PgBouncer'}, and this"
             f" machine has {postgres} and {pooler or 'no PgBouncer'}: judge all queues"
         )
-    return _rows(names, results, directory, postgres, _said(names, directory))
+    verdicts = {name: judged[name] for name in names}
+    return _rows(verdicts, results, directory, postgres, _said(names, directory))
 
 
 def _rows(
-    names: Sequence[str], results: Path, directory: Path, postgres: str, said: Mapping[str, Peer]
+    verdicts: Mapping[str, Mapping[str, Verdict]],
+    results: Path,
+    directory: Path,
+    postgres: str,
+    said: Mapping[str, Peer],
 ) -> list[Row]:
-    verdicts = json.loads((results / "conformance.json").read_text(encoding="utf-8"))
     rows = []
     reasons = {(one.queue, one.guarantee): one.reason for one in reversed(stories(results))}
-    for name in names:
+    for name, found in verdicts.items():
         judgements = tuple(
-            Judgement(id_, verdict, reasons.get((name, id_), ""))
-            for id_, verdict in verdicts[name].items()
+            Judgement(id_, verdict, reasons.get((name, id_), "")) for id_, verdict in found.items()
         )
         card = Card(name, postgres, SEED, 0.0, judgements)
         rows.append(Row(name, card, _defect(name, directory), said.get(name)))
@@ -529,8 +499,6 @@ def write(
 
     Args:
         rows: The queues, in the order of the page.
-        results: The directory.
-        failures: Those that could not be judged.
         pooler: Name and version of the one that was gone through; empty for none.
         beside: The names of rows that an earlier run has judged, so that their stories stay.
     """

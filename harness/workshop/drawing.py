@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import re
-import sys
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from xml.etree import ElementTree as ET
@@ -61,11 +60,5 @@ def picture() -> str:
     return ET.tostring(drawn, encoding="unicode") + "\n"
 
 
-def main() -> int:
-    """Write the picture."""
-    PICTURE.write_text(picture(), encoding="utf-8")
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    PICTURE.write_text(picture(), encoding="utf-8")

@@ -108,10 +108,8 @@ def find_isolationtester() -> Path:
     Raises:
         ServerUnavailableError: There is none.
     """
-    program = (
-        find_embedded("").directory.parent
-        / "lib/postgresql/pgxs/src/test/isolation/isolationtester"
-    )
+    folder = find_embedded("").directory.parent / "lib/postgresql/pgxs/src/test/isolation"
+    program = folder / "isolationtester"
     if not program.exists():
         raise ServerUnavailableError(f"there is no {program}")
     return program
@@ -121,9 +119,7 @@ def measure(server: Server, *, blocking: bool, rounds: int = ROUNDS, times: int 
     """Run every permutation with both, in turn.
 
     Args:
-        server: Where.
         blocking: Whether the sessions update one row that they share.
-        rounds: How many rounds each has; the best counts.
         times: How often a round runs each permutation.
     """
     update = _COUNT if blocking else ""
@@ -138,23 +134,18 @@ def measure(server: Server, *, blocking: bool, rounds: int = ROUNDS, times: int 
         _isolationtester(
             conninfo, f"setup {{{_SCHEMA};}}\nsession one\nstep nothing {{ SELECT; }}\n"
         )
-        best = [
-            min(spent)
-            for spent in zip(
-                *(
-                    (
-                        _seconds(lambda: _explored(_StepsOnly(lab)), times),
-                        _seconds(lambda: _explored(Runner(lab), declared), times),
-                        _seconds(lambda: _isolationtester(conninfo, spec)),
-                    )
-                    for _ in range(rounds)
-                ),
-                strict=True,
+        spent = [
+            (
+                _seconds(lambda: _explored(_StepsOnly(lab)), times),
+                _seconds(lambda: _explored(Runner(lab), declared), times),
+                _seconds(lambda: _isolationtester(conninfo, spec)),
             )
+            for _ in range(rounds)
         ]
+        best = map(min, zip(*spent, strict=True))
     waits = sum(any(beat.event == "waits" for beat in run.trace) for run in runs)
     count = len(permutations) * times
-    return Speed(len(permutations), waits, *(count / spent for spent in best))
+    return Speed(len(permutations), waits, *(count / seconds for seconds in best))
 
 
 def _seconds(work: Callable[[], object], times: int = 1) -> float:

@@ -78,8 +78,6 @@ SEARCH: dict[str, float] = {
     "howto/": 2,
     "tutorial": 3,
     "about/faq": 4,
-}
-SEARCH |= {
     "about/contributing": 0.5,
     "results/conformance": 4,
     "results/controls": 0.5,
@@ -122,12 +120,7 @@ def on_config(config: MkDocsConfig) -> None:
 
 
 def on_files(files: Files, config: MkDocsConfig) -> None:
-    """Add what is made.
-
-    Args:
-        files: The pages that were written by hand.
-        config: Of the site.
-    """
+    """Add what is made to the pages that were written by hand."""
     for place, content in _made():
         files.append(File.generated(config, place, content=content))
 
@@ -142,7 +135,11 @@ def _made() -> Iterator[tuple[str, str]]:
         yield f"guarantees/{guarantee.id}.md", _wide(_guarantee(guarantee))
     yield from _stories()
     yield from _queues()
-    yield "reference/command-line.md", _command_line()
+    command = typer.main.get_command(app)
+    told = get_docs_for_click(
+        obj=command, ctx=typer.Context(command), name="queueproof", title="Command line"
+    )
+    yield "reference/command-line.md", told
     yield "reference/card.md", _card()
     yield "assets/story.css", STYLE
 
@@ -159,12 +156,7 @@ def _panels(found: re.Match[str]) -> str:
 
 
 def on_page_markdown(markdown: str, page: Page, **_: object) -> str:
-    """A page of docs/ links files of the repository, so that it can be read there as well.
-
-    Args:
-        markdown: The page.
-        page: Where it stands.
-    """
+    """A page of docs/ links files of the repository, so that it can be read there as well."""
     name = page.file.src_uri
     weight = next((one for place, one in SEARCH.items() if name.startswith(place)), 1)
     page.meta["search"] = {"boost": weight} if weight else {"exclude": True}
@@ -188,11 +180,7 @@ _SIGN = re.compile(rf"(?<=>)({'|'.join(map(re.escape, MARKS.values()))})\*?(?=<)
 
 
 def on_post_page(output: str, **_: object) -> str:
-    """The page with what the theme lacks: names of its parts, and wide ones that keys can scroll.
-
-    Args:
-        output: A page as HTML.
-    """
+    """The page with what the theme lacks: names of parts, and wide ones that keys can scroll."""
     named = _SIGN.sub(_coloured, output) if 'class="matrix"' in output else output
     named = named.replace('role="dialog"', 'role="dialog" aria-label="Search"')
     named = _SECTION.sub(r'aria-label="\2"', named)
@@ -272,22 +260,15 @@ def _queues() -> Iterator[tuple[str, str]]:
     """The queues that are not broken on purpose, each whole, and their index."""
     index = ["# Queues"]
     for folder, what in FOLDERS.items():
-        index += [
-            "",
-            f"## {folder.title() or 'Strategies'} {{ #{folder or 'strategies'} }}",
-            what,
-            "",
-            "| file | |\n|---|---|",
-        ]
+        heading = f"## {folder.title() or 'Strategies'} {{ #{folder or 'strategies'} }}"
+        index += ["", heading, what, "", "| file | |\n|---|---|"]
         for path in sorted((ROOT / "strategies" / folder).iterdir()):
             if path.suffix not in {*LANGUAGES, ".toml"} or path.stem == "__init__":
                 continue
             place = posixpath.join(folder, f"{path.name}.md")
             language = LANGUAGES.get(path.suffix, "toml")
-            yield (
-                f"queues/{place}",
-                f"# {path.name}\n\n{_fenced(language, path.read_text('utf-8'))}",
-            )
+            whole = _fenced(language, path.read_text("utf-8"))
+            yield f"queues/{place}", f"# {path.name}\n\n{whole}"
             if path.suffix in LANGUAGES:
                 index.append(f"| [{path.name}]({place}) | {_plain(_first_sentence(path))} |")
     yield "queues/index.md", "\n".join(index)
@@ -302,12 +283,10 @@ def _first_sentence(path: Path) -> str:
 
 
 def _guarantees() -> str:
-    rows = "\n".join(
-        f"| [`{one.id}`]({one.id}.md) | {_plain(one.sentence)} |" for one in CATALOGUE.values()
-    )
+    told = (f"| [`{one.id}`]({one.id}.md) | {_plain(one.sentence)} |" for one in CATALOGUE.values())
     return (
         "# Guarantees\n\nWhat a queue is judged by. Each page has what `queueproof explain` prints,"
-        f" and a story.\n\n| id | what it says |\n|---|---|\n{rows}\n"
+        " and a story.\n\n| id | what it says |\n|---|---|\n" + "\n".join([*told, ""])
     )
 
 
@@ -376,22 +355,21 @@ def _seen(reasons: Iterable[str]) -> Iterator[str]:
 
 def _issue(found: re.Match[str]) -> str:
     """A link to an issue."""
-    name, number = found["name"], found["number"]
+    name = found["name"]
     if name not in REPOSITORIES:
         raise PluginError(f"a broken queue names {found[0]}: add whose {name} is to REPOSITORIES")
-    address = f"https://github.com/{REPOSITORIES[name]}/{name}/issues/{number}"
-    return f"[{found[0]}]({address})"
+    owner = REPOSITORIES[name]
+    return f"[{found[0]}](https://github.com/{owner}/{name}/issues/{found['number']})"
 
 
 def _drawn(told: Told) -> str:
     """A story with its figure and its SQL."""
     if isinstance(told, Story):
         return "\n\n".join([_figure(told), _folded("The SQL", "\n\n".join(_statements(told)))])
-    languages = {"sql": "postgresql"}
     return "\n\n".join(
         _plain(part.text)
         if part.kind == "prose"
-        else f"{part.head}\n\n{_fenced(languages.get(part.kind, 'text'), part.text)}"
+        else f"{part.head}\n\n{_fenced({'sql': 'postgresql'}.get(part.kind, 'text'), part.text)}"
         for part in told.parts
     )
 
@@ -462,26 +440,18 @@ def _stories() -> Iterator[tuple[str, str]]:
                     parts.append(_folded(line.reason, whole))
         rows.append(f"| [{name}]({name}.md) | {len(queues)} | {', '.join(queues)} |")
         yield f"stories/{name}.md", "\n\n".join(parts)
-    index[-1] = "\n".join([index[-1], *rows])
-    index[-1] = f"<div data-search-exclude markdown>\n\n{index[-1]}\n\n</div>"
+    table = "\n".join([index[-1], *rows])
+    index[-1] = f"<div data-search-exclude markdown>\n\n{table}\n\n</div>"
     remarks = read_remarks(ROOT / "strategies" / REMARKS)
     for queue, names in sorted(library.items()):  # the search finds them by the library's name
         index.append(f"## {NAMES[queue]} {remarks[queue].version.partition(',')[0]}")
         known = ((name, remarks[queue].remarks.get(name)) for name in names)
-        index.append(
-            "\n".join(
-                f"- [{name}]({name}.md#{queue}){f': {remark.means}' if remark else ''}"
-                for name, remark in known
-            )
+        broken = (
+            f"- [{name}]({name}.md#{queue}){f': {remark.means}' if remark else ''}"
+            for name, remark in known
         )
+        index.append("\n".join(broken))
     yield "stories/all.md", "\n\n".join(index)
-
-
-def _command_line() -> str:
-    command = typer.main.get_command(app)
-    return get_docs_for_click(
-        obj=command, ctx=typer.Context(command), name="queueproof", title="Command line"
-    )
 
 
 def _card() -> str:
@@ -503,11 +473,11 @@ def _card() -> str:
 
 
 def _keys(schema: Mapping[str, Any]) -> str:
-    rows = []
+    rows = ["| key | value | |\n|---|---|---|"]
     for key, part in schema["properties"].items():
         absent = "" if key in schema.get("required", ()) else "May be absent. "
         rows.append(f"| `{key}` | {_kind(part)} | {absent}{part.get('description', '')} |")
-    return "| key | value | |\n|---|---|---|\n" + "\n".join(rows)
+    return "\n".join(rows)
 
 
 def _kind(part: Mapping[str, Any]) -> str:

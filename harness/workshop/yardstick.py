@@ -57,13 +57,6 @@ def compared(
 ) -> list[tuple[float, float]]:
     """Jobs/s of the harness and of pgbench, round by round.
 
-    Args:
-        ground: Where.
-        queue: One that pgbench can run.
-        shape: Of the load.
-        rounds: How many.
-        jobs: In each.
-
     Raises:
         QueueError: pgbench cannot run it, or one of them failed.
     """
@@ -83,12 +76,6 @@ def compared(
 def pgbench(ground: Ground, queue: SqlFileQueue, shape: Shape, jobs: int) -> float | None:
     """Jobs/s of pgbench on the queue's own SQL; None where it cannot run that.
 
-    Args:
-        ground: Where.
-        queue: The queue.
-        shape: Of the load.
-        jobs: How many it claims and completes.
-
     Raises:
         QueueError: It failed.
         ServerUnavailableError: There is no pgbench.
@@ -99,8 +86,7 @@ def pgbench(ground: Ground, queue: SqlFileQueue, shape: Shape, jobs: int) -> flo
     text = _script(queue, compiled, shape.batch)
     if text is None:
         return None
-    claims_each_second = _rate(ground, text, compiled, workers=shape.workers, claims=claims)
-    return shape.batch * claims_each_second
+    return shape.batch * _rate(ground, text, compiled, workers=shape.workers, claims=claims)
 
 
 def _pgbench_of(server: Server) -> Path:
@@ -126,10 +112,8 @@ def _script(queue: SqlFileQueue, compiled: Load, batch: int) -> str | None:
         return None
     claim = literal_limit(claims[0].text, batch).strip().rstrip(";")
     if compiled.many:
-        gathered = ", ".join(
-            f"array_agg({column.name.removesuffix('s')}) AS {column.name}"
-            for column in compiled.token
-        )
+        names = [column.name for column in compiled.token]
+        gathered = ", ".join(f"array_agg({name.removesuffix('s')}) AS {name}" for name in names)
         claim = f"{_as_with(claim, 'claimed')}\nSELECT {gathered} FROM claimed"
     return f"{claim}\n\\gset\n{ends[0].text.strip().rstrip(';')};\n"
 
