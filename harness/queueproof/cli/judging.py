@@ -17,7 +17,7 @@ from queueproof.cli.files import refuse_outputs
 from queueproof.cli.known import remember
 from queueproof.cli.options import Annotate, ProfileName, Where, cluster_extra, ids
 from queueproof.cli.replaying import command_of, open_target, target_of
-from queueproof.cli.reports import Reports
+from queueproof.cli.report import Reports
 from queueproof.cli.talk import columns, output, progress_bar, say
 from queueproof.errors import Exit
 

@@ -37,9 +37,8 @@ def remember(
         kept = _kept(queue)
         parts = {"stories": tokens, "fixes": fixes or {}}
         for part, told in parts.items():
-            others = {
-                name: kept[part][name] for name in kept.get(part, {}) if _of(name) not in judged
-            }
+            before = kept.get(part, {}).items()  # whose names are `fencing` or `fencing.2`
+            others = {name: one for name, one in before if name.partition(".")[0] not in judged}
             parts[part] = {**told, **others}
         write(place, json.dumps(parts))
     except (OSError, RuntimeError, QueueproofError):  # no home, or a full disk: tokens are shown
@@ -94,11 +93,6 @@ def _kept(queue: str) -> dict[str, Any]:
         if isinstance(found, dict) and all(isinstance(part, dict) for part in found.values()):
             return found
     return {}
-
-
-def _of(story: str) -> str:
-    """The guarantee of a story's name."""
-    return story.partition(".")[0]
 
 
 def _place(queue: str) -> Path:

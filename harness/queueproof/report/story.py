@@ -6,7 +6,7 @@ import itertools
 import re
 import textwrap
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias, assert_never, cast
 
 from queueproof.guarantees.catalogue import CATALOGUE
@@ -430,7 +430,7 @@ def tell(
         broken=shortened(violation.because),
         before=tuple(_before(run, beats, shortened, turns)),
         conditions=conditions,
-        turns=tuple(Turn(turn.actor, tuple(turn.facts)) for turn in turns.made if turn.facts),
+        turns=tuple(Turn(actor, tuple(facts)) for actor, facts in turns.made if facts),
         allowed=() if _is_wait(violation) else tuple(_allowed_waits(beats, calls, shortened)),
         statements=tuple(map(shortened, turns.statements)),
         cause=_cause(calls, violation).kind,
@@ -485,15 +485,6 @@ def _enqueued(calls: Sequence[Call]) -> list[str]:
     return [job for call in calls if call.kind == "enqueue" for job in call.ids]
 
 
-@dataclass(slots=True)
-class _Turn:
-    """A turn that may go on."""
-
-    actor: str
-    facts: list[Fact] = field(default_factory=list)
-    uncommitted: bool = False
-
-
 class _Turns:
     """A trace on its way to turns.
 
@@ -505,11 +496,12 @@ class _Turns:
     def __init__(
         self, calls: Sequence[Call], shortened: Callable[[str], str], *, alone: bool
     ) -> None:
-        self.made: list[_Turn] = []
+        self.made: list[tuple[str, list[Fact]]] = []  # each turn's actor and facts
         self.statements: dict[str, int] = {}
         self._calls = calls
         self._shortened = shortened
         self._alone = alone
+        self._uncommitted = False  # what the last turn has done
         self._known: dict[int, str] = {}  # of the job of a claim, by its call
         self._kinds = {call.kind for call in calls}
         self._ids = {*_enqueued(calls)}
@@ -521,25 +513,26 @@ class _Turns:
         drained = beat.actor == DRAINER
         if drained and (call is None or call.kind in {"jobs", "sweep"}):
             return
-        if not self.made or self.made[-1].actor != beat.actor:
-            if self.made and self.made[-1].uncommitted:
-                self.made[-1].facts.append(Event("uncommitted"))
-            self.made.append(_Turn(beat.actor))
-        turn = self.made[-1]
+        if not self.made or self.made[-1][0] != beat.actor:
+            if self._uncommitted:
+                self.made[-1][1].append(Event("uncommitted"))
+            self.made.append((beat.actor, []))
+            self._uncommitted = False
+        _, facts = self.made[-1]
         if beat.event in {"start", "answer", "error"}:
             self._open[beat.actor] = []
         elif beat.event != "crash":
             self._open.setdefault(beat.actor, []).append(beat)
         # What a recovery did to the jobs that it took back is in its SQL.
         recovered = call is not None and call.kind == "recover" and bool(call.ids)
-        if beat.event == "goes on" and turn.facts and is_event(turn.facts[-1], "stops"):
-            turn.facts.pop()  # nobody acted meanwhile
+        if beat.event == "goes on" and facts and is_event(facts[-1], "stops"):
+            facts.pop()  # nobody acted meanwhile
         elif beat.event != "sql" or not drained or self._alone or recovered:
-            turn.facts += self._facts(beat, call, turn)
+            facts += self._facts(beat, call)
         if beat.event in {"done", "commit", "answer", "error", "crash", "lost"}:
-            turn.uncommitted = beat.event == "done"
+            self._uncommitted = beat.event == "done"
 
-    def _facts(self, beat: Beat, call: Call | None, turn: _Turn) -> Iterator[Fact]:
+    def _facts(self, beat: Beat, call: Call | None) -> Iterator[Fact]:
         match beat.event:
             case "start" if call is not None:
                 jobs = tuple(self._shortened(ref.job) for ref in call.refs)
@@ -554,7 +547,7 @@ class _Turns:
                 yield Answered(beat.event, self._shortened(beat.text))
             case "clock" if call is not None:
                 yield Passed(call.delay)
-            case "commit" if turn.uncommitted:
+            case "commit" if self._uncommitted:
                 pass  # the end of what was done, and nobody acted meanwhile
             case "fault" if call is not None:
                 yield Fault(cast("FaultKind", call.kind), beat.text)
