@@ -23,9 +23,9 @@ from queueproof.errors import Exit
 
 if TYPE_CHECKING:
     from queueproof.advice.search import Advice
+    from queueproof.examine.plan import Progress
     from queueproof.examine.work import Helpers
     from queueproof.guarantees.guarantee import Guarantee
-    from queueproof.postgres import Server
     from queueproof.queues.model import Queue
     from queueproof.report.card import Break, Card
     from queueproof.report.terminal import Output
@@ -82,7 +82,7 @@ class CheckOptions:
     def judge(
         self,
         lab: Lab,
-        progress: Callable[[str, float | None], None],
+        progress: Progress,
         told: Callable[[str], None] = lambda _guarantee: None,
         shown: Callable[[str, Break], None] | None = None,
         helpers: Helpers | None = None,
@@ -140,7 +140,10 @@ def judged(asked: CheckOptions, beyond: Beyond | None = None, *, stories: bool =
         advice: Mapping[str, Advice] = {}
         fixing = 0.0
         for way in target.ways[1:]:  # which would be refused only after the first was judged
-            _try(way, asked.where)
+            from queueproof.examine.calibrate import calibrate
+
+            with open_target(way, asked.where) as lab, progress_bar():
+                calibrate(lab)
         for way in target.ways:
             with open_target(way, asked.where, _LATER) as lab:
                 from queueproof.report.terminal import print_whole
@@ -161,8 +164,13 @@ def judged(asked: CheckOptions, beyond: Beyond | None = None, *, stories: bool =
                     card = printed(out, cards, stories=stories)
                     fixing = time.monotonic()
                     if card.breaks and go_on is None and asked.new is None and not asked.fail_fast:
-                        with progress_bar("looking for a fix") as progress:
-                            advice = _advice(target, card, lab.server, progress)
+                        with (
+                            progress_bar("looking for a fix") as progress,
+                            beside_the_verdict("which line mends what is broken"),
+                        ):
+                            from queueproof.advice.search import advise
+
+                            advice = advise(target, card, lab.server, progress)
                     fixing = time.monotonic() - fixing
         card = remedied(out, card, target, advice, told=stories)
         print_summary(out, card, target, command, mend=go_on is None)
@@ -269,29 +277,6 @@ def print_summary(
     fixes = {one.id: one.remedy for one in card.guarantees if one.remedy}
     named = remember(target.name, tokens, judged, fixes)
     print_breaks(out, card, shlex.join(replay), named=named, mend=mending, fix=mend)
-
-
-def _advice(
-    target: Queue, card: Card, server: Server, progress: Callable[[str, float | None], None]
-) -> Mapping[str, Advice]:
-    """The line to change for each broken guarantee; nothing where looking for it went wrong."""
-    with beside_the_verdict("which line mends what is broken"):
-        from queueproof.advice.search import advise
-
-        return advise(target, card, server, progress)
-    return {}
-
-
-def _try(target: Queue, where: Where) -> None:
-    """Use every operation of a queue once.
-
-    Raises:
-        QueueError: One does not work although nobody disturbs it.
-    """
-    from queueproof.examine.calibrate import calibrate
-
-    with open_target(target, where) as lab, progress_bar():
-        calibrate(lab)
 
 
 def printed(out: Output, cards: Sequence[Card], *, stories: bool = True) -> Card:

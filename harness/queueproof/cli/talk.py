@@ -6,7 +6,7 @@ import re
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from shutil import get_terminal_size
@@ -17,6 +17,7 @@ from queueproof.ending import is_first_to_tell, signal_that_came
 from queueproof.errors import Exit
 
 if TYPE_CHECKING:
+    from queueproof.examine.plan import Progress
     from queueproof.report.terminal import Output
 
 
@@ -40,7 +41,7 @@ def output(*reports: Path | None) -> Output:
 
 
 @contextmanager
-def now_and_then(doing: str) -> Iterator[Callable[[str, float | None], None]]:
+def now_and_then(doing: str) -> Iterator[Progress]:
     """Say what is being done, if it takes long; what is yielded is told of something else."""
     began, done = time.monotonic(), threading.Event()
     now = doing
@@ -63,9 +64,7 @@ def now_and_then(doing: str) -> Iterator[Callable[[str, float | None], None]]:
 
 
 @contextmanager
-def progress_bar(
-    first: str = "trying every operation once",
-) -> Iterator[Callable[[str, float | None], None]]:
+def progress_bar(first: str = "trying every operation once") -> Iterator[Progress]:
     """A bar on a terminal, and a line now and then elsewhere; None: nobody knows the end."""
     if not sys.stderr.isatty():
         with now_and_then(first) as note:

@@ -15,6 +15,7 @@ from queueproof.cli.talk import now_and_then, output, progress_bar
 from queueproof.errors import QueueError, QueueproofError
 
 if TYPE_CHECKING:
+    from queueproof.examine.plan import Progress
     from queueproof.postgres import Server
     from queueproof.queues.sqlfile import SqlFileQueue
     from queueproof.report.card import Card
@@ -69,7 +70,7 @@ def watch(
 def keep_checking(
     queue: str,
     where: opt.Where,
-    check: Callable[[Lab, Callable[[str, float | None], None]], Card],
+    check: Callable[[Lab, Progress], Card],
     wait: Callable[[Stamps], None] = wait_for_change,
 ) -> NoReturn:
     """Check a queue's file now and after each change, on one server, until somebody ends it.
@@ -106,7 +107,7 @@ def _once(  # noqa: PLR0917 - what a check is made with
     target: SqlFileQueue,
     server: Server,
     where: opt.Where,
-    check: Callable[[Lab, Callable[[str, float | None], None]], Card],
+    check: Callable[[Lab, Progress], Card],
     token: str | None,
 ) -> str | None:
     """Check once; the story that broke last time goes first. The token of the next such story."""
@@ -123,8 +124,8 @@ def _once(  # noqa: PLR0917 - what a check is made with
         card = remedied(out, printed(out, [card]), target)
     print_summary(out, card, target, replay)
     print_whole(out, card, time.monotonic() - began)
-    broken = [one for one in card.guarantees if one.verdict == "broken"]
-    return next((one.replay for one in broken if one.replay), None)
+    broken = (one.replay for one in card.guarantees if one.verdict == "broken")
+    return next(filter(None, broken), None)
 
 
 def _replayed(out: Output, lab: Lab, token: str) -> None:
