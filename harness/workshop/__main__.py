@@ -74,7 +74,6 @@ def plan(queues: dict[str, Loaded], others: Sequence[Loaded] = (), *, quick: boo
 
     Args:
         queues: The strategies by name, the reference first, and the limit.
-        others: Real queues, through their own programs.
         quick: Whether to measure little, to see that it works.
     """
     batches = (10,) if quick else (1, 10, 100)

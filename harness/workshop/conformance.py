@@ -498,8 +498,7 @@ def write(
     What stands there of a queue that could not be judged stays, and the page says so.
 
     Args:
-        rows: The queues, in the order of the page.
-        pooler: Name and version of the one that was gone through; empty for none.
+        rows: In the order of the page.
         beside: The names of rows that an earlier run has judged, so that their stories stay.
     """
     results.mkdir(parents=True, exist_ok=True)

@@ -56,11 +56,7 @@ class Row:
 
 
 def measure(name: str, jobs: int) -> Row:
-    """Check one queue, and mend it.
-
-    Args:
-        name: Its file's stem.
-        jobs: Processes for the checks.
+    """Check one queue by its file's stem, and mend it.
 
     Raises:
         AssertionError: Something is called mended that was not checked by everything.

@@ -116,14 +116,11 @@ done with."""
 
 
 def judged(asked: CheckOptions, beyond: Beyond | None = None, *, stories: bool = True) -> int:
-    """Judge a queue, print and write what was found.
+    """Judge a queue, print and write what was found; the exit code.
 
     Args:
         beyond: What is done then; None: nothing.
         stories: Whether the stories of what broke are printed, and what fixes it.
-
-    Returns:
-        The exit code.
     """
     from queueproof.queues.resolve import files_of
 

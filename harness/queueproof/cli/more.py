@@ -26,11 +26,7 @@ TODO = "TODO: why"  # the reason of a break that is accepted before anybody has 
 
 
 def _going_on(told: str, profile: opt.ProfileName, beyond: Beyond) -> Callable[..., int]:
-    """A command that goes on from a check.
-
-    Args:
-        profile: How thoroughly it checks, unless that is given.
-    """
+    """A command that goes on from a check, as thorough as its profile unless one is given."""
 
     def command(
         queue: opt.QueueFile,

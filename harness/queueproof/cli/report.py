@@ -72,9 +72,6 @@ class Reports:
     Args:
         files: Where JSON, page, JUnit XML and badge are written, in this order; None: nowhere.
         annotate: Where it is shown as well; None: on GitHub, where that runs us.
-
-    Attributes:
-        outputs: All that is written.
     """
 
     def __init__(self, files: Sequence[Path | None], annotate: Annotate | None) -> None:
@@ -93,11 +90,7 @@ class Reports:
                     out.say(line)
 
     def write(self, card: Card, replay: str) -> None:
-        """Write them all.
-
-        Args:
-            replay: The command that replays a story, up to its token.
-        """
+        """Write them all; `replay` replays a story, but for its token."""
         from queueproof.report.forms import to_badge, to_junit
         from queueproof.report.github import to_summary
         from queueproof.report.page import to_page

@@ -19,7 +19,6 @@ def to_test(
     holds the program, and asks for all its interleavings.
 
     Args:
-        story: As `replay` tells it.
         queue: The queue as a Python expression, `Path(__file__)` at hand.
     """
     told = f"{story}\n\nTold by: {command}\n".replace("\\", "\\\\").replace('"""', r"\"\"\"")

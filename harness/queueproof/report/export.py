@@ -88,9 +88,6 @@ def to_spec(failure: Failure, lab: Lab, *, guarantee: str, command: str, name: s
 def refuse_varying(failure: Failure, again: Failure) -> None:
     """Make sure that a second run of the same story sent the same.
 
-    Args:
-        again: What happened when it was run once more.
-
     Raises:
         QueueproofError: It did not: a spec holds literals, and has no variables.
     """

@@ -439,11 +439,7 @@ def tell(
 
 
 def of_queue(story: Story, queue: Queue, schema: Iterable[Step]) -> Story:
-    """A story with what only its queue knows: who runs which version, and what a call stands for.
-
-    Args:
-        story: What `tell` has told.
-    """
+    """A story with what only its queue knows: who runs which version, what a call stands for."""
     defined = {
         found["name"].rpartition(".")[2].strip('"').lower(): textwrap.dedent(step.sql).strip()
         for step in schema

@@ -71,7 +71,6 @@ def print_card(
     """Print the verdicts, and the stories of what broke.
 
     Args:
-        stories: Whether these are to be told.
         aside: Tells why a story is not drawn for the width of the terminal.
     """
     told = [one for one in card.guarantees if not one.left_out]
@@ -157,7 +156,7 @@ def print_breaks(
     Args:
         replay: The command that replays a story, up to its name.
         named: Whether that command knows the stories by their names; by their tokens otherwise.
-        mend: The command that looks for a change that mends the queue; empty where none does.
+        mend: As for `print_next`.
         fix: Whether to say how each is fixed: not where a change is looked for next.
     """
     breaks = card.breaks
@@ -243,11 +242,7 @@ def mutants_summary(mutants: Sequence[MutantJudgement]) -> str:
 
 
 def print_mutants(out: Output, card: Card) -> None:
-    """Print what became of the defects that were planted; each that went unseen with its lines.
-
-    Args:
-        card: Of the queue whose SQL they were planted in.
-    """
+    """Print what became of the defects that were planted; each that went unseen with its lines."""
     mutants = card.mutants or ()
     for verdict, told in _NOT_KILLED.items():
         group = [mutant for mutant in mutants if mutant.verdict == verdict]

@@ -252,19 +252,17 @@ def before(story: Story) -> str:
 
 
 def _facts(job: Enqueued) -> str:
-    facts = [f"queue {job.queue!r}"] if job.queue else []
-    if job.priority:
-        facts.append(f"priority {job.priority}")
-    if job.delay:
-        facts.append(f"due in {spoken(job.delay)}")
-    if job.bound is not None:
-        facts.append(f"max_attempts {job.bound}")
-    if job.payload:
-        facts.append(_PAYLOADS[job.payload])
-    if job.joined:
-        facts.append("in one transaction")
+    known = {
+        f"queue {job.queue!r}": job.queue,
+        f"priority {job.priority}": job.priority,
+        f"due in {spoken(job.delay)}": job.delay,
+        f"max_attempts {job.bound}": job.bound is not None,
+        _PAYLOADS.get(job.payload, ""): job.payload,
+        "in one transaction": job.joined,
+    }
+    facts = ", ".join(told for told, holds in known.items() if holds)
     sent = " ".join(f" [{letter(number)}]" for number in job.statements)
-    return sent + (f" ({', '.join(facts)})" if facts else "")
+    return sent + (f" ({facts})" if facts else "")
 
 
 def roles(story: Story) -> Iterator[str]:
