@@ -9,17 +9,7 @@ from importlib.resources import files
 from typing import NamedTuple
 from xml.etree import ElementTree as ET
 
-from queueproof.report.story import (
-    Answered,
-    Asked,
-    Event,
-    Fact,
-    Moment,
-    Passed,
-    Sent,
-    Story,
-    is_event,
-)
+from queueproof.report.story import Answered, Asked, Event, Fact, Moment, Passed, Sent, Story
 from queueproof.report.text import bound, letter, lines_of, passages, worded
 
 STYLE = files(__package__).joinpath("drawn.css").read_text(encoding="utf-8")
@@ -155,7 +145,8 @@ def _moment(drawing: _Drawing, moment: Moment, *, last: bool) -> None:
     answers = [n for n, line in enumerate(lines) if line.kind == "answer"]
     if last and answers:
         lines[answers[-1] :] = [line._replace(kind="bad") for line in lines[answers[-1] :]]
-    if is_event(moment.facts[0], "crash"):
+    first = moment.facts[0]
+    if isinstance(first, Event) and first.kind == "crash":
         drawing.close(actor, top)
         middle = top + LINE / 2
         drawing.rule("cross", x - 5, middle - 5, x + 5, middle + 5)
