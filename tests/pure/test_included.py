@@ -56,27 +56,28 @@ def test_included_files_come_before_the_schemas_own_statements(tmp_path: Path) -
 
 
 def test_a_file_with_includes_needs_no_schema_of_its_own(tmp_path: Path) -> None:
-    """The schema then begins where the header names the files."""
+    """It begins where the header names the files; breaks are written into the file alone."""
     queue = dumped(tmp_path, "CREATE TABLE jobs (id serial);")
     assert sent(queue) == ["CREATE TABLE jobs (id serial)"]
     assert queue.source_of("install") == Source(tmp_path / "queues" / "q.sql", 2)
-
-
-def test_breaks_are_written_into_the_file_alone(tmp_path: Path) -> None:
-    """What it includes stays where it is."""
-    written = dumped(tmp_path, "CREATE TABLE jobs (id serial);").with_breaks({"order": "later"})
+    written = queue.with_breaks({"order": "later"})
     assert "CREATE TABLE" not in written
     assert load_text(written, tmp_path / "queues" / "q.sql").breaks == {"order": "later"}
 
 
-def test_a_token_and_a_mutant_see_a_change_of_an_included_file(tmp_path: Path) -> None:
-    """The digests of a queue and of its mutants are made from what is sent, wherever it stands."""
+def test_a_token_and_a_mutant_see_a_change_of_an_included_file(tmp_path: Path, base: Path) -> None:
+    """The digests of a queue and its mutants are of what is sent, wherever it stands."""
     digests = []
     for width in ("int", "bigint"):
         queue = dumped(tmp_path, f"CREATE TABLE jobs (id {width});")
         digests.append({queue.digest, *(one.queue.digest for one in mutants_of(queue).mutants)})
     assert min(map(len, digests)) > 1
     assert not digests[0] & digests[1]
+    # A token of a story must not outlive a change of what the queue is made of.
+    path = over(base)
+    before = load(path).digest
+    base.write_text(BASE.replace("ORDER BY id", "ORDER BY id DESC"))
+    assert load(path).digest != before
 
 
 @pytest.mark.parametrize(
@@ -258,8 +259,8 @@ def test_a_block_that_is_empty_here_is_not_offered(base: Path) -> None:
         load(over(base, blocks="-- name: claim\n"))
 
 
-def test_what_a_file_extends_may_extend_another(base: Path) -> None:
-    """As far as it goes; a circle ends, and so does a file that is not there."""
+def test_what_a_file_extends_may_extend_another(base: Path, tmp_path: Path) -> None:
+    """As far as it goes; a circle ends, also over links, and so does a file that is not there."""
     path = base.with_name("middle.sql")
     path.write_text('-- /// queue\n-- extends = "base.sql"\n-- lease = "1 minute"\n-- ///\n')
     assert load(over(path, "max_attempts = 2")).lease_seconds == 60
@@ -273,6 +274,10 @@ def test_what_a_file_extends_may_extend_another(base: Path) -> None:
     told = r"middle\.sql:2: extends: .*base\.sql: No such file or directory; a path begins at the"
     with pytest.raises(FormatError, match=told):
         load(path)
+    for n in range(60):
+        (tmp_path / f"{n}.sql").write_text(f'-- /// queue\n-- extends = "{n + 1}.sql"\n-- ///\n')
+    with pytest.raises(FormatError, match="more than 50 files extend one another"):
+        load(tmp_path / "0.sql")
 
 
 def test_a_mistake_is_told_where_it_stands(base: Path) -> None:
@@ -302,16 +307,8 @@ def test_a_break_is_accepted_in_the_file_itself(base: Path) -> None:
     assert "TODO" not in base.read_text()
 
 
-def test_what_an_edit_means_is_seen_in_the_digest(base: Path) -> None:
-    """A token of a story must not outlive a change of what the queue is made of."""
-    path = over(base)
-    before = load(path).digest
-    base.write_text(BASE.replace("ORDER BY id", "ORDER BY id DESC"))
-    assert load(path).digest != before
-
-
 def test_a_queue_is_shown_whole(base: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The printed text is a queue file, and the same queue."""
+    """The printed text is a queue file, and the same queue; what extends nothing is as it was."""
     assert run(["show", str(over(base, 'lease = "1 minute"'))]) == 0
     shown = base.parent.parent / "shown.sql"
     shown.write_text(capsys.readouterr().out)
@@ -319,16 +316,4 @@ def test_a_queue_is_shown_whole(base: Path, capsys: pytest.CaptureFixture[str]) 
     assert whole.lease_seconds == 60
     assert set(whole.blocks) == {"enqueue", "claim", "complete", "schema"}
     assert run(["show", "json:loads"]) == 4
-
-
-def test_files_that_extend_one_another_without_end_are_refused(tmp_path: Path) -> None:
-    """Also in a circle that goes over links."""
-    for n in range(60):
-        (tmp_path / f"{n}.sql").write_text(f'-- /// queue\n-- extends = "{n + 1}.sql"\n-- ///\n')
-    with pytest.raises(FormatError, match="more than 50 files extend one another"):
-        load(tmp_path / "0.sql")
-
-
-def test_a_file_that_extends_nothing_is_as_it_was() -> None:
-    """Byte for byte."""
     assert load(REFERENCE).whole == REFERENCE.read_text()

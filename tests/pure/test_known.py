@@ -152,7 +152,7 @@ def test_the_line_of_a_break_is_the_one_to_change() -> None:
 
 
 def test_the_last_screen_explains_what_is_inconclusive_and_fits() -> None:
-    """A guarantee stands beside the break that explains it; a long verdict takes two lines."""
+    """What explains a guarantee stands beside it; many of one verdict are only counted."""
     doubt = Judgement("retry-bound", "inconclusive", "follows from single-claim", explained=True)
     other = Judgement("pooler-safe", "inconclusive", "PgBouncer is missing")
     found = [Judgement("single-claim", "broken", "a", "story", "T"), doubt, other]
@@ -167,6 +167,11 @@ def test_the_last_screen_explains_what_is_inconclusive_and_fits() -> None:
     assert other.reason not in told
     ends = "single-claim broken; retry-bound, pooler-safe inconclusive; "
     assert told.endswith(f"\nbroken: jobs.sql\n{ends}\n1 holds; 19 not asked; 53 s\n")
+    names = ["fencing", "order", "backoff", "routing", "isolation", "claim-limit"]
+    rest = [Judgement(name, "inconclusive", "") for name in names]
+    assert summary([Judgement("single-claim", "broken", ""), *rest]) == (
+        "single-claim broken; 6 inconclusive"
+    )
 
 
 def test_a_heading_ends_at_words_and_sql_stays_as_it_is() -> None:
@@ -179,15 +184,6 @@ def test_a_heading_ends_at_words_and_sql_stays_as_it_is() -> None:
         *("order: The most", "urgent job comes", "first.", ""),
         "SELECT id FROM jobs WHERE ready",
     ]
-
-
-def test_many_of_one_verdict_are_counted() -> None:
-    """A check that ended at its first break names that, and not all that it did not look at."""
-    names = ["fencing", "order", "backoff", "routing", "isolation", "claim-limit"]
-    rest = [Judgement(name, "inconclusive", "") for name in names]
-    assert summary([Judgement("single-claim", "broken", ""), *rest]) == (
-        "single-claim broken; 6 inconclusive"
-    )
 
 
 @pytest.mark.parametrize("name", CATALOGUE)

@@ -274,29 +274,20 @@ def test_an_operation_asks_what_others_ask(claimed: str, asked: str) -> None:
     assert any(f"WHERE id = :id AND {asked};" in text for text in beats)
 
 
-def test_a_line_that_stands_twice_does_not_tell_where_a_change_goes() -> None:
-    """The one before it is shown, too."""
+def test_where_a_change_goes_is_told() -> None:
+    """With the line before it, where one stands twice; also behind the last line, as a COMMIT."""
     before = "a\n  AND due\nb\n AND due\nc\n"
     told = said(
         before, Fix("x", "claim", "a\n  AND due\nb\n AND due\n AND s\nc\n", 1, last=False), ""
     )
     assert with_code(told)[1].splitlines() == ["  b", "   AND due", "+  AND s"]
-
-
-def test_a_change_behind_the_last_line_is_told() -> None:
-    """A COMMIT at the end of a file is one."""
     before = "-- name: fail(id)\nUPDATE jobs SET x = 1 WHERE id = :id;"
     after = before.replace("\nUPDATE", "\nBEGIN;\nUPDATE") + "\nCOMMIT;\n"
     told = said(before, Fix("fail: BEGIN and COMMIT", "fail", after, 2, last=False), "q.sql")
     assert told.startswith("fail: BEGIN and COMMIT (q.sql:1).\n\n")
     assert "This change was tried: the break is gone." in told
-    shown = [
-        "  -- name: fail(id)",
-        "+ BEGIN;",
-        "  UPDATE jobs SET x = 1 WHERE id = :id;",
-        "+ COMMIT;",
-    ]
-    assert with_code(told)[1].splitlines() == shown
+    begun, ended = before.splitlines()
+    assert with_code(told)[1].splitlines() == [f"  {begun}", "+ BEGIN;", f"  {ended}", "+ COMMIT;"]
 
 
 LISTED = """
@@ -335,13 +326,9 @@ DELETE FROM jobs WHERE status NOT IN ('queued', 'running') AND due < now() - :ag
 HOLDER = (
     "(id, receipt)!\nUPDATE jobs SET status = 'completed' WHERE id = :id AND receipt = :receipt;"
 )
-
-
 AMONG = """
 UPDATE jobs SET status = 'running'
 WHERE id IN (SELECT id FROM jobs WHERE due IS NULL LIMIT 9) RETURNING id;"""
-
-
 BOUNDED = {
     "header": "max_attempts = 3",
     "claim": """
@@ -354,8 +341,6 @@ BEGUN = "\nUPDATE jobs SET status = 'running', at = now() WHERE status = 'queued
 HOURLY = """()
 UPDATE jobs SET status = 'queued' WHERE status = 'running' AND at < now() - interval '1 h'
 RETURNING id;"""
-
-
 MADE = {
     "another number": (
         "retry-bound",
@@ -410,6 +395,9 @@ MADE = {
     ),
     "ended": ("no-lost-job", {"cleanup": OTHERS}, "WHERE status IN ('completed') AND due"),
 }
+NOWHERE = f"\n{FREE} FOR UPDATE SKIP LOCKED;\nINSERT INTO held SELECT;"
+DROPPED = "(id)!\nINSERT INTO jobs VALUES (:id) ON CONFLICT DO NOTHING;"
+CASCADES = "\nCREATE TABLE jobs (l int REFERENCES lanes ON DELETE CASCADE);"
 
 
 @pytest.mark.parametrize(("guarantee", "blocks", "lines"), MADE.values(), ids=MADE)
@@ -418,11 +406,6 @@ def test_a_form_has_the_files_words(guarantee: str, blocks: Mapping[str, str], l
     text = queue_file(more="ALTER TABLE jobs ADD\n receipt uuid;", **blocks)
     found = fixes(Draft(text, "q.sql"), guarantee)
     assert any(lines in fix.text for fix in found), [fix.what for fix in found]
-
-
-NOWHERE = f"\n{FREE} FOR UPDATE SKIP LOCKED;\nINSERT INTO held SELECT;"
-DROPPED = "(id)!\nINSERT INTO jobs VALUES (:id) ON CONFLICT DO NOTHING;"
-CASCADES = "\nCREATE TABLE jobs (l int REFERENCES lanes ON DELETE CASCADE);"
 
 
 def test_a_cause_may_need_what_the_story_says() -> None:

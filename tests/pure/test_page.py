@@ -152,13 +152,18 @@ def test_the_page_takes_nothing_from_elsewhere() -> None:
 
 
 def test_the_broken_come_first_and_the_whole_table_last() -> None:
-    """Stories of broken guarantees, then of accepted ones, then every verdict."""
+    """What is broken, what is accepted, then every verdict; what was not judged is counted."""
     accepted = replace(broken(race()), id="order", verdict="accepted")
     three = card(Judgement("single-claim", "holds", "r"), accepted, broken(race()))
     found = Reader(to_page([three]))
     places = [found.text.index(what) for what in (": non-blocking", ": order", "Verdicts")]
     assert places == sorted(places)
     assert "single-claim" in found.text[places[-1] :]
+    asked = [Judgement(name, "inconclusive", NOT_JUDGED) for name in ("order", "backoff")]
+    page = to_page([card(Judgement("fencing", "broken", "because", "story", "T"), *asked)])
+    assert "Not judged: the 2 other guarantees, because --fail-fast ended" in page
+    assert NOT_JUDGED not in page
+    assert ("queueproof replay q.sql fencing<" in page, "q.sql T<" in page) == (True, True)
 
 
 def test_a_story_stands_beside_its_remedy_and_its_command() -> None:
@@ -184,28 +189,29 @@ def test_a_pass_says_how_much_it_is_worth(verdict: Verdict, *, told: bool) -> No
     assert ("no proof. Profile quick is the smallest check." in page) == told
 
 
-def test_many_cards_begin_with_an_index() -> None:
-    """Each queue by each guarantee, and each story behind its mark."""
+def test_many_queues_are_a_table() -> None:
+    """Each queue by each guarantee, each story behind its mark; a matrix has a row a queue."""
     page = to_page([card(broken(race())), card(Judgement("order", "holds", "r"), queue="b.sql")])
     found = Reader(page)
     index = page[: page.index("</table>")]
     assert '<a href="#non-blocking-1">✗</a>' in index
     assert '<td class="holds" title="order: holds">✓</td>' in index
     assert {"card-1", "card-2", "non-blocking-1"} <= {tag.facts.get("id") for tag in found.tags}
+    matrix = read_matrix({"a<b>": {"fencing": "broken", "order": "holds"}})
+    shown = to_page([], matrices=[("m.json", matrix)])
+    assert "a&lt;b&gt;" in shown
+    assert shown.count('title="fencing: broken">✗<') == 1
+    assert shown.count('title="order: holds">✓<') == 1
 
 
-def test_a_card_without_story_data_is_shown_with_its_text() -> None:
-    """A card.json needs no more of a story than its text."""
+def test_a_card_that_somebody_has_saved_is_shown(tmp_path: Path) -> None:
+    """It needs no more of a story than its text, and may have an editor's mark before it."""
     found = json.loads(card(broken(race())).to_json())
     del found["guarantees"][0]["told"]
     page = to_page([read_card(json.dumps(found))])
     assert "<svg" not in page
     assert "complete job 1 (its first claim" in page
     assert "How to fix it" in page
-
-
-def test_a_card_that_an_editor_has_saved_is_a_card(tmp_path: Path) -> None:
-    """Some put a byte order mark before it."""
     path = tmp_path / "card.json"
     path.write_text(card(broken(race())).to_json(), encoding="utf-8-sig")
     assert run(["report", str(path), "--html", str(tmp_path / "card.html")]) == 0
@@ -244,15 +250,6 @@ def test_what_is_wrong_with_a_card_is_not_told_in_python() -> None:
             read_card(json.dumps(one))
 
 
-def test_a_matrix_is_a_table_on_the_page() -> None:
-    """Each recorded queue has its row, each verdict its mark; a name stays text."""
-    matrix = read_matrix({"a<b>": {"fencing": "broken", "order": "holds"}})
-    shown = to_page([], matrices=[("m.json", matrix)])
-    assert "a&lt;b&gt;" in shown
-    assert shown.count('title="fencing: broken">✗<') == 1
-    assert shown.count('title="order: holds">✓<') == 1
-
-
 @pytest.mark.parametrize(
     "content", [[], {}, {"q": {}}, {"q": 1}, {"q": {"fencng": "holds"}}, {"q": {"order": "good"}}]
 )
@@ -280,7 +277,7 @@ def test_a_drawing_shows_what_happens(what: str, times: int) -> None:
 
 
 def test_a_drawing_has_a_column_per_actor() -> None:
-    """Workers by name, a line for each, with an arrow to the one that blocks; no clock's."""
+    """A line for each worker, with an arrow to who blocks; a letter leads to its SQL, if any."""
     drawn = draw(race())
     assert re.findall(r'class="who">(\w+)<', drawn) == ["w1", "w2", "w3"]
     assert "the clock moves on by 33.4 s" in drawn
@@ -288,10 +285,6 @@ def test_a_drawing_has_a_column_per_actor() -> None:
     x1, y1, x2, y2 = map(float, re.findall(r'[xy][12]="([\d.]+)"', arrow))
     assert x1 < x2
     assert y1 == y2
-
-
-def test_statements_of_a_drawing_are_links_where_they_stand_below() -> None:
-    """A letter leads to its SQL."""
     assert '<a href="#fencing-1-b"><text' in draw(race(), "fencing-1-")
     assert "<a " not in draw(race())
 
@@ -302,57 +295,41 @@ def at_line(reason: str = "w2 got job 1", story: str = "a story", line: int = 7)
     return Judgement("single-claim", "broken", reason, story, "TOKEN", place=place)
 
 
-def test_each_story_is_an_error_at_its_line() -> None:
-    """All stories of a guarantee are told, each where its last statement stands."""
+def test_each_story_is_an_error_at_its_line(tmp_path: Path) -> None:
+    """Each where its last statement stands, in a file that is named from the checkout's root."""
     further = Break("w3 too", "another", None, place=Place("db/q.sql", 9))
     assert list(commands(card(replace(at_line(), more=(further,))))) == [
         "::error file=db/q.sql,line=7,title=queueproof%3A single-claim::w2 got job 1",
         "::error file=db/q.sql,line=9,title=queueproof%3A single-claim::w3 too",
     ]
+    found = replace(at_line(), place=Place(str(tmp_path / "db" / "q.sql"), 3))
+    (line,) = commands(card(found), str(tmp_path))
+    assert line.startswith("::error file=db/q.sql,line=3,")
 
 
-def test_what_holds_or_is_not_offered_is_no_annotation() -> None:
-    """Accepted breaks are notices, open questions warnings, and the rest says nothing."""
+def test_an_annotation_is_of_what_is_broken_or_open() -> None:
+    """Accepted breaks are notices, open questions warnings; each is one line and one command."""
     rest: tuple[Verdict, ...] = ("holds", "not-offered", "inconclusive")
     accepted = Judgement("fencing", "accepted", "late", "a story", None)
     found = commands(card(accepted, *(Judgement("order", one, "no run") for one in rest)))
     assert [line.partition(" ")[0] for line in found] == ["::notice", "::warning"]
-
-
-def test_an_annotation_is_one_line_and_one_command() -> None:
-    """Line breaks, percent signs, colons and commas of a reason or a file name are escaped."""
     (line,) = commands(card(at_line("100%\n::error::x")))
     assert line.endswith("::100%25%0A::error::x")
     (line,) = commands(card(replace(at_line(), place=Place("a,b:c.sql", 1))))
     assert "file=a%2Cb%3Ac.sql,line=1," in line
 
 
-def test_files_are_named_from_the_checkout_s_root(tmp_path: Path) -> None:
-    """A queue that is named from elsewhere is still found by GitHub."""
-    found = replace(at_line(), place=Place(str(tmp_path / "db" / "q.sql"), 3))
-    (line,) = commands(card(found), str(tmp_path))
-    assert line.startswith("::error file=db/q.sql,line=3,")
-
-
 def test_the_summary_has_a_row_per_guarantee_and_each_story_with_its_command() -> None:
-    """A table, and below it what is broken, to be unfolded and run again."""
+    """A table, and what is broken to be run again: all of it text, and below GitHub's limit."""
     both = card(at_line(), Judgement("order", "holds", "12 runs"))
     told = to_summary(both, "queueproof replay q.sql")
     assert "| `single-claim` | ❌ broken | w2 got job 1 |" in told
     assert "| `order` | ✅ holds | 12 runs |" in told
     assert told.count("<details>") == 1
     assert "queueproof replay q.sql TOKEN" in told
-
-
-def test_no_text_of_a_queue_s_own_breaks_out_of_the_summary() -> None:
-    """Pipes, tags and fences of a payload stay text."""
     told = to_summary(card(at_line("a | b <img>", "```\n</details>\n````")), "")
     assert r"a \| b \<img\>" in told
     assert "`````\n```\n</details>\n````\n`````" in told
-
-
-def test_a_summary_stays_below_github_s_limit() -> None:
-    """What does not fit is left to the reports, and that is said."""
     told = to_summary(card(at_line(), at_line(story="x" * SUMMARY_BYTES)), "")
     assert told.count("<details>") == 1
     assert told.endswith("Further stories stand in the reports.\n")
@@ -375,12 +352,3 @@ def test_a_badge_counts_each_verdict(verdicts: tuple[Verdict, ...], told: str) -
     texts = [text for text in root.itertext() if text.strip()]
     assert texts == [f'<a href="x">&.sql: {told}', "queueproof", told]
     assert badge.count("http") == 1  # the namespace
-
-
-def test_what_was_not_judged_is_counted_and_not_listed() -> None:
-    """A check that ended at a break has said nothing of the others."""
-    asked = [Judgement(name, "inconclusive", NOT_JUDGED) for name in ("order", "backoff")]
-    page = to_page([card(Judgement("fencing", "broken", "because", "story", "T"), *asked)])
-    assert "Not judged: the 2 other guarantees, because --fail-fast ended" in page
-    assert NOT_JUDGED not in page
-    assert ("queueproof replay q.sql fencing<" in page, "q.sql T<" in page) == (True, True)

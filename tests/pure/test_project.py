@@ -58,15 +58,11 @@ def test_a_table_that_is_wrong(text: str, write: Write) -> None:
         project()
 
 
-def test_a_misspelt_key(write: Write) -> None:
-    """The nearest one is named."""
+def test_what_is_misspelt_in_a_project(write: Write) -> None:
+    """The nearest key is named, and what there is no file of; a glob is none."""
     write('[tool.queueproof]\nqueue = ["a.sql"]\n')
     with pytest.raises(QueueproofError, match="unknown key 'queue'; did you mean 'queues'"):
         project()
-
-
-def test_a_file_that_is_not_there(write: Write) -> None:
-    """The project's file is named; a glob is none."""
     write('[tool.queueproof]\nqueues = ["a*.sql"]\n')
     told = r"pyproject\.toml: queues: there is no file a\*\.sql; name each"
     with pytest.raises(QueueproofError, match=told):
@@ -149,7 +145,7 @@ def test_a_queue_is_named_once() -> None:
 
 
 def test_each_has_reports_of_its_own(tmp_path: Path) -> None:
-    """Named after the queue; a pipe has one after the other, and its reader keeps them apart."""
+    """Named after the queue; a pipe has one after the other, and stdout room for one alone."""
     given: list[dict[str, Any]] = []
 
     def check(_queues: list[str], **options: object) -> int:
@@ -162,17 +158,13 @@ def test_each_has_reports_of_its_own(tmp_path: Path) -> None:
     names = [str(one["json"]) for one in given]
     assert names == ["out/card-jobs-a.json", "out/card-mine-Queue.json"]
     assert {one["junit"] for one in given} == {tmp_path / "pipe"}
-
-
-def test_stdout_is_no_place_for_several_reports() -> None:
-    """Two cards in a row are no JSON: that is refused before anything is checked."""
     with pytest.raises(QueueproofError, match="stdout has room for one report"):
         each(["a.sql", "b.sql"], lambda _queues, **_options: 0, {"json": Path("-")})
 
 
 @pytest.mark.usefixtures("no_server")
 def test_a_file_of_another_schema_is_refused(tmp_path: Path, command: Command) -> None:
-    """Exit 4 before anything starts: of the two together nothing can be judged."""
+    """Before anything starts; a migration that names its table, however spelt, is a version."""
     old, new = tmp_path / "old.sql", tmp_path / "new.sql"
     old.write_text(queue_file())
     new.write_text(queue_file().replace("jobs", "tasks").replace("-- name: tasks", "-- name: jobs"))
@@ -180,13 +172,7 @@ def test_a_file_of_another_schema_is_refused(tmp_path: Path, command: Command) -
         ran = command("check", one, "--with", other)
         told = f"--with {other}: its tables are not those of {one}"
         assert (ran.code, told in ran.err) == (4, True)
-
-
-def test_a_migration_and_the_same_schema_are_taken(tmp_path: Path) -> None:
-    """What names the other's table, by whatever spelling, is a version of it."""
-    old, new = tmp_path / "old.sql", tmp_path / "new.sql"
     migration = 'CREATE TABLE more (id int);\nALTER TABLE "jobs" ADD COLUMN note text;'
-    old.write_text(queue_file())
     for schema in (TABLE, migration):
         new.write_text(queue_file(table=schema))
         deployment(str(old), str(new))

@@ -46,6 +46,10 @@ GONE = "DELETE FROM jobs RETURNING id"
 CHAINS = "attempt;\nBEGIN;\nCOMMIT AND CHAIN;"
 INT4, TEXT, INT8, INTERVAL, JSONB, TIMESTAMPTZ = 23, 25, 20, 1186, 3802, 1184
 PATH = Path("q.sql")
+OFFERED = frozenset({"install", "enqueue", "claim", "complete"})
+FAIL = "\n-- name: fail{}\nBEGIN;\nUPDATE jobs SET e = :error WHERE id = :id;\nSELECT 1;\nCOMMIT;"
+MANY = "\n-- name: complete_many{}\nUPDATE jobs SET a = :worker WHERE id = ANY(:ids) AND :attempts"
+BOTH = "\n-- name: complete_and_claim{}\nSELECT :ids, :attempts, :worker, :limit"
 
 
 def queue(extra: str = "", **replaced: str) -> SqlFileQueue:
@@ -90,9 +94,6 @@ def job(number: str = "7") -> Claim:
     return Claim(number, {"id": Value(number.encode(), INT8), "attempt": Value(b"1", INT4)})
 
 
-OFFERED = frozenset({"install", "enqueue", "claim", "complete"})
-
-
 def test_header_facts_become_the_queues() -> None:
     """The header's keys are attributes, the rest keep their defaults."""
     loaded = queue()
@@ -122,10 +123,12 @@ def test_every_key_is_read() -> None:
     assert {name: getattr(loaded, name) for name, _ in keys.values()} == dict(keys.values())
 
 
-def test_a_lease_may_be_the_session() -> None:
-    """Then a claim ends with its connection, and no time is bound."""
+def test_a_lease_may_be_the_session_or_none() -> None:
+    """Then a claim ends with its connection; without a header nothing ends or bounds it."""
     loaded = load_text(FILE.replace('"30 seconds"', '"session"'), PATH)
     assert (loaded.lease, loaded.lease_time) == ("session", None)
+    loaded = load_text(FILE[FILE.index("-- name: schema") :], PATH)
+    assert (loaded.lease, loaded.max_attempts, loaded.order) == (None, None, "none")
 
 
 @pytest.mark.parametrize("header", ['lease = "session"', "leader = true"])
@@ -136,12 +139,6 @@ def test_lease_needs_the_header(header: str) -> None:
         QueueError, match=r"q\.sql:21: :lease is used, but the header declares no lease"
     ):
         load_text(FILE.replace(LEASE, header) + recovers, PATH)
-
-
-def test_a_header_is_optional() -> None:
-    """Without a header a claim never runs out and attempts are not bounded."""
-    loaded = load_text(FILE[FILE.index("-- name: schema") :], PATH)
-    assert (loaded.lease, loaded.max_attempts, loaded.order) == (None, None, "none")
 
 
 @pytest.mark.parametrize(
@@ -383,16 +380,12 @@ def test_what_is_not_given_is_the_headers() -> None:
 
 
 def test_a_claims_columns_travel_as_its_token() -> None:
-    """Every column goes back to the job's operations with the value and type that came."""
+    """Every column goes back as it came, but for a name that is the operation's own."""
     _, (claimed,) = run(queue().begin("claim", worker="w1", limit=1), rows(id=["7"], attempt=["1"]))
     assert Claim("7", {"id": Value(b"7", INT8), "attempt": Value(b"1", INT8)}) == claimed
     steps, accepted = run(queue().begin("complete", worker="w1", job=claimed), changed(1))
     assert {"id": Value(b"7", INT8), "worker": Value(b"w1", TEXT)} == steps[0].params
     assert accepted is True
-
-
-def test_an_operations_own_parameter_wins() -> None:
-    """Fail's `:worker` is the worker, though the claim has a column of that name."""
     token = {**job().token, "worker": Value(b"column", TEXT)}
     (step,), _ = run(queue().begin("complete", worker="w1", job=Claim("7", token)), changed(0))
     assert Value(b"w1", TEXT) == step.params["worker"]
@@ -416,7 +409,7 @@ COMMIT;"""
 
 
 def test_columns_of_a_step_are_arrays_for_later_ones() -> None:
-    """Arrays carry the column's type, replace earlier ones, and void columns give none."""
+    """Arrays carry the column's type and replace earlier ones; void columns give none."""
     found = [{"trie": Value(t, INT4), "v": Value(b"", VOID)} for t in (b"1", None)]
     first = Result(("trie", "v"), (INT4, VOID), found)
     answers = changed(0), first, rows(id=["7"], trie=["3"]), rows(id=["8", "9"]), changed(0)
@@ -425,10 +418,6 @@ def test_columns_of_a_step_are_arrays_for_later_ones() -> None:
     assert Values((b"3",), INT8) == steps[3].params["tries"]
     assert [claimed.id for claimed in claims] == ["8", "9"]
     assert len(steps) == 5
-
-
-def test_void_columns_are_no_parameters() -> None:
-    """A later step cannot use a void column's array."""
     loaded = queue(claim="\nSELECT f() AS a, id FROM jobs;\nSELECT :as;")
     row = {"a": Value(b"", VOID), "id": Value(b"7", INT8)}
     with pytest.raises(QueueError, match=r"q.sql:16: claim has no parameter :as, only ids"):
@@ -466,9 +455,6 @@ def test_the_last_statement_with_columns_is_said_to_answer() -> None:
         run(loaded.begin("enqueue"), rows(id=["7"]), rows(pg_notify=[""]))
 
 
-FAIL = "\n-- name: fail{}\nBEGIN;\nUPDATE jobs SET e = :error WHERE id = :id;\nSELECT 1;\nCOMMIT;"
-
-
 @pytest.mark.parametrize(
     ("mode", "count", "found", "accepted"),
     [
@@ -494,11 +480,8 @@ def test_an_answer_that_can_never_accept_is_an_error() -> None:
         run(queue(complete="!\nSELECT f()").begin("complete", job=job()), rows(f=["1"]))
 
 
-MANY = "\n-- name: complete_many{}\nUPDATE jobs SET a = :worker WHERE id = ANY(:ids) AND :attempts"
-
-
 def test_complete_many_takes_arrays() -> None:
-    """Claim's columns are arrays, the worker is one value; rows with id are the accepted ones."""
+    """Claim's columns are arrays, the worker one value; none asks nothing, rows are accepted."""
     loaded = queue(MANY.format(""))
     assert {"worker", "jobs"} == loaded.takes("complete_many")
     operation = loaded.begin("complete_many", worker="w", jobs=[job("7"), job("8")])
@@ -509,6 +492,10 @@ def test_complete_many_takes_arrays() -> None:
         "attempts": Values((b"1", b"1"), INT4),
     } == step.params
     assert frozenset({"8"}) == accepted
+    assert run(queue(MANY.format("")).begin("complete_many", worker="w", jobs=[])) == (
+        [],
+        frozenset(),
+    )
 
 
 @pytest.mark.parametrize(
@@ -519,17 +506,6 @@ def test_complete_many_by_count(count: int, accepted: frozenset[str] | None) -> 
     loaded = queue(MANY.format("!"))
     operation = loaded.begin("complete_many", worker="w", jobs=[job("7"), job("8")])
     assert accepted == run(operation, changed(count))[1]
-
-
-def test_complete_many_of_nothing_asks_nothing() -> None:
-    """An empty batch needs no step."""
-    assert run(queue(MANY.format("")).begin("complete_many", worker="w", jobs=[])) == (
-        [],
-        frozenset(),
-    )
-
-
-BOTH = "\n-- name: complete_and_claim{}\nSELECT :ids, :attempts, :worker, :limit"
 
 
 def test_complete_and_claim_answers_both() -> None:
@@ -555,13 +531,18 @@ def test_an_array_s_name_is_told_by_its_rule() -> None:
 
 
 def test_jobs_are_observed() -> None:
-    """`jobs` answers id, state and attempts, which may be absent."""
+    """`jobs` answers id, state and attempts, if any; a misspelt state is told at its line."""
     loaded = queue("\n-- name: jobs\nSELECT 1;")
     both = rows(id=["1", "2"], state=["queued", "failed"], attempts=["0", "3"])
     _, seen = run(loaded.begin("jobs"), both)
     assert [JobRow("1", "queued", 0), JobRow("2", "failed", 3)] == seen
     _, seen = run(loaded.begin("jobs"), rows(id=["1"], state=["running"]))
     assert [JobRow("1", "running")] == seen
+    text = FILE.replace("-- ///\n\n", '-- [states]\n-- pendign = "queued"\n-- ///\n\n')
+    jobs = load_text(f"{text}\n-- name: jobs\nSELECT 1;", PATH).begin("jobs")
+    with pytest.raises(QueueError, match=r"did you mean pending\?") as caught:
+        run(jobs, rows(id=["1"], state=["pending"]))
+    assert Source(PATH, 7) == caught.value.source
 
 
 @pytest.mark.parametrize(
@@ -580,22 +561,22 @@ def test_observations_that_are_none(answer: Result, says: str) -> None:
     assert Source(PATH, 20) == caught.value.source
 
 
-def test_a_misspelt_name_of_a_state_is_told_in_the_header() -> None:
-    """The line is told whose name `jobs` almost answers."""
-    text = FILE.replace("-- ///\n\n", '-- [states]\n-- pendign = "queued"\n-- ///\n\n')
-    jobs = load_text(f"{text}\n-- name: jobs\nSELECT 1;", PATH).begin("jobs")
-    with pytest.raises(QueueError, match=r"did you mean pending\?") as caught:
-        run(jobs, rows(id=["1"], state=["pending"]))
-    assert Source(PATH, 7) == caught.value.source
-
-
-def test_install_and_cleanup_answer_nothing() -> None:
-    """Blocks without an answer run all their statements."""
+def test_install_cleanup_and_start_answer_nothing() -> None:
+    """Each runs all its statements; promote alone tells how many."""
     loaded = queue("\n-- name: cleanup\nDELETE FROM jobs WHERE a < now() - :age; SELECT 1")
     assert None is run(loaded.begin("install"), changed(0, "CREATE"))[1]
     steps, answer = run(loaded.begin("cleanup", age=timedelta(days=1)), changed(3), rows(x=["1"]))
     assert (len(steps), answer) == (2, None)
     assert Value(b"1 days", INTERVAL) == steps[0].params["age"]
+    loaded = queue(
+        "\n-- name: promote\nUPDATE jobs SET id = id;"
+        "\n-- name: start(worker)\nINSERT INTO workers VALUES (:worker);"
+    )
+    assert frozenset({"promote", "start"}) < loaded.offers
+    assert run(loaded.begin("promote"), changed(3))[1] == 3
+    steps, answer = run(loaded.begin("start", worker="w"), changed(1))
+    assert "w" in str(steps[0].params["worker"])
+    assert answer is None
 
 
 STATEMENTS = [
@@ -628,6 +609,7 @@ def test_a_generated_file_comes_back(bodies: dict[str, list[str]]) -> None:
 SNIPPETS = st.sampled_from(
     ["'", "$$", "/*", "*/", "--", "\n", ";", ":x", "-- name: ", "-- ///\n", '"', "(", "]", "[", "="]
 )
+PLACES = st.integers(0, len(FILE))
 
 
 def refusal(text: str) -> QueueError | None:
@@ -637,9 +619,6 @@ def refusal(text: str) -> QueueError | None:
     except QueueError as error:
         return error
     return None
-
-
-PLACES = st.integers(0, len(FILE))
 
 
 @given(PLACES, st.integers(0, 30), SNIPPETS | st.text(max_size=5), PLACES, SNIPPETS)
@@ -683,19 +662,6 @@ def test_a_heartbeat_replaces_columns_of_the_claim() -> None:
     assert renewed.token.keys() == job().token.keys()
     assert run(loaded.begin("heartbeat", job=job()), rows(seen=["x"]))[1] is True
     assert run(loaded.begin("heartbeat", job=job()), rows(id=[]))[1] is False
-
-
-def test_promote_tells_how_many_and_start_tells_nothing() -> None:
-    """Both are blocks of their own."""
-    loaded = queue(
-        "\n-- name: promote\nUPDATE jobs SET id = id;"
-        "\n-- name: start(worker)\nINSERT INTO workers VALUES (:worker);"
-    )
-    assert frozenset({"promote", "start"}) < loaded.offers
-    assert run(loaded.begin("promote"), changed(3))[1] == 3
-    steps, answer = run(loaded.begin("start", worker="w"), changed(1))
-    assert "w" in str(steps[0].params["worker"])
-    assert answer is None
 
 
 THREE = """

@@ -12,7 +12,7 @@ from tests.fix_queues import SOUND, Write
 
 
 def test_public_names() -> None:
-    """The surface is a handful of names, frozen here."""
+    """The surface is a handful of names, frozen here; lazy ones do not make every name exist."""
     expected = {
         *("Claim", "JobRow", "Operation", "Parameter", "Queue", "Result", "Row", "State", "Step"),
         *("Value", "Values", "Source", "Exit", "QueueError", "QueueproofError", "ServerError"),
@@ -20,21 +20,13 @@ def test_public_names() -> None:
     }
     assert expected == set(queueproof.__all__)
     assert all(getattr(queueproof, name) is not None for name in expected)
-
-
-def test_a_name_that_is_not_public_is_an_error() -> None:
-    """The lazy names do not make every name exist."""
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
         _ = queueproof.nothing
 
 
-def test_a_file_is_read_from_its_path() -> None:
-    """The queue is named as the user named the file."""
+def test_a_queue_has_the_name_that_its_user_gave(write: Write) -> None:
+    """A file by its path; a class by `package.module:Class`, which needs no installation."""
     assert resolve(str(REFERENCE)).name == str(REFERENCE)
-
-
-def test_a_class_is_found_from_where_the_user_stands(write: Write) -> None:
-    """`package.module:Class` needs no installation."""
     name = f"{write(SOUND)}:Mine"
     queue = resolve(name)
     assert name == queue.name
@@ -94,14 +86,10 @@ def test_a_mistake_in_a_class_is_shown_with_its_line(
     assert str(caught.value).startswith(f"{module}.py:{line}: ")
 
 
-def test_a_class_may_give_a_list_for_a_set(write: Write) -> None:
-    """A list, as in the header of an SQL file, is as good as a frozenset."""
+def test_a_class_may_be_written_in_its_own_way(write: Write) -> None:
+    """A list is as good as a frozenset; of names only a slip of the pen is refused."""
     module = write(SOUND.replace("Queue):\n", "Queue):\n    retry_on = ['40001', '55P03']\n"))
     assert frozenset({"40001", "55P03"}) == resolve(f"{module}:Mine").retry_on
-
-
-def test_a_class_may_have_names_of_its_own(write: Write) -> None:
-    """Only a slip of the pen is refused, and nothing beside the name that it is near."""
     own = (
         "    lease = timedelta(seconds=30)\n    leases = 'jobs_leases'\n    _order = 'fifo'\n"
         "    release = 3\n    isolation_level = 2\n\n    def mail(self): ...\n\n"
@@ -113,7 +101,7 @@ def test_a_class_may_have_names_of_its_own(write: Write) -> None:
 
 
 def test_an_exception_of_the_queue_is_its_own(write: Write) -> None:
-    """What a queue's code raises while it runs is the user's error, at the user's line."""
+    """Only a frame of the queue's own file makes an error the user's, at the user's line."""
     module = write(SOUND.replace('str(row["id"])', 'str(row["no_id"])', 1))
     queue = resolve(f"{module}:Mine")
     steps = queue.begin("enqueue")
@@ -121,11 +109,7 @@ def test_an_exception_of_the_queue_is_its_own(write: Write) -> None:
     with pytest.raises(KeyError) as caught:
         steps.send(queueproof.Result(rows=[{"id": queueproof.Value(b"1", 20)}]))
     assert str(blame(caught.value, queue)) == f"{module}.py:10: KeyError: 'no_id'"
-
-
-def test_an_exception_of_ours_is_not_blamed_on_the_queue(write: Write) -> None:
-    """Only a frame of the queue's own file makes an error the queue's."""
     queue = resolve(f"{write(SOUND)}:Mine")
-    with pytest.raises(ValueError, match="invalid literal") as caught:
+    with pytest.raises(ValueError, match="invalid literal") as ours:
         int("x")
-    assert blame(caught.value, queue) is None
+    assert blame(ours.value, queue) is None

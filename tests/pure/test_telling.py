@@ -138,16 +138,12 @@ def test_lines_keep_the_width() -> None:
 
 
 def test_workers_that_do_the_same_are_told_once() -> None:
-    """Who acts one after the other in the same way shares a line, the last of a story aside."""
+    """Who acts in the same way shares a line, the last aside, but not where workers come again."""
     many = [Turn(f"w{n}", claim(f"job {n}")) for n in range(3, 9)]
     assert steps(story(*many)).splitlines() == [
         "1-5  w3 to w7, one after the other: claim [a] => job 3; …; job 7",
         "  6  w8: claim [a] => job 8",
     ]
-
-
-def test_workers_that_take_turns_are_told_each_for_itself() -> None:
-    """Who got which job is seen where workers come again."""
     turns = [Turn(f"w{n % 2 + 1}", claim(f"job {n}")) for n in range(6)]
     assert len(steps(story(*turns)).splitlines()) == 6
 
@@ -163,7 +159,7 @@ def test_a_worker_refused_often_is_told_once(kind: Literal["answer", "error"], s
 
 
 def test_rounds_with_the_clock_are_told_once() -> None:
-    """A round of several steps that comes again is told with all its jumps."""
+    """A round of several steps that comes again is told with all its jumps, however long."""
     rounds: list[Turn] = []
     for n, seconds in ((2, 5.0), (3, 5.0), (4, 3607.3), (5, 5.0)):
         rounds.append(Turn(f"w{n}", (*claim("job 1"), Event("crash"))))
@@ -175,6 +171,10 @@ def test_rounds_with_the_clock_are_told_once() -> None:
         "        the clock moves on by 5 s, then 3,607.3 s",
         "  13  w6: claim [a] => job 1",
     ]
+    kinds = ("claim", "heartbeat", "fail", "recover", "promote", "jobs", "cleanup", "start")
+    turns = [Turn("w1" if n % 2 else "reaper", does(kind, 1)) for n, kind in enumerate(kinds)]
+    found = list(passages(story(*turns * 5, Turn("w2", claim("job 1")))))
+    assert [(one.times, len(one.columns())) for one in found] == [(5, 8), (1, 1)]
 
 
 @pytest.mark.parametrize(
@@ -249,16 +249,12 @@ def test_what_the_drainer_repeats_is_told_once() -> None:
     assert steps(story(first, Turn("drainer", empty))).endswith(f"2  drainer: {again}")
 
 
-def test_names_that_say_nothing_are_explained() -> None:
-    """Of twelve workers of a program one may be left, and beside it the one that comes last."""
+def test_workers_and_jobs_are_introduced() -> None:
+    """Of twelve workers one may be left, beside the last; and eleven jobs are no paragraph."""
     told = to_text(story(Turn("w12", claim("job 1")), Turn("late", claim("nothing"))))
     assert "w12: a worker; those whose numbers are missing were not needed." in told
     assert "late: a worker, which asks last." in told
     assert "w3: " not in to_text(story(Turn("w3", claim("job 1")))).partition("1  w3")[0]
-
-
-def test_jobs_that_are_alike_are_introduced_together() -> None:
-    """Eleven jobs are no paragraph."""
     jobs = tuple(Enqueued(str(n), 0, 0.0, 3) for n in range(1, 12))
     told = line(story(before=(*jobs, Enqueued("12", 9, 1.5, None))))
     assert "Before: jobs 1 to 11 were enqueued (max_attempts 3); job 12 was enqueued" in told
@@ -272,13 +268,21 @@ def test_a_story_in_which_time_passes_says_how_long_a_lease_is() -> None:
     assert "lease lasts" not in line(story(Turn("w1", claim("job 1")), lease=30.0))
 
 
-def test_queues_are_named_where_there_are_several() -> None:
-    """Who claims from which queue, and where the jobs are, is what such a story is about."""
+def test_queues_and_payloads_of_several_are_told() -> None:
+    """Where jobs are, who claims where, and whose payload is not its own is told."""
     claims, enqueues = Turn("w1", does("claim", 1, queue="mail")), does("enqueue", 0, queue="mail")
     told = story(claims, Turn("w2", enqueues), before=(Enqueued("1", 0, 0.0, 3, "high"),))
     assert "Before: job 1 was enqueued (queue 'high', max_attempts 3)." in to_text(told)
     assert "w1: claim from 'mail' => nothing" in to_text(told)
     assert "w2: enqueue into 'mail' => nothing" in to_text(told)
+    same = Enqueued("1", 0, 0.0, 3, payload="same")
+    large = Enqueued("2", 0, 0.0, 3, payload="large")
+    asked = Asked("enqueue", 0, (), 2.0, payload="same")
+    read = line(story(Turn("w1", (asked, Answered("answer", "job 3"))), before=(same, large)))
+    assert "job 1 was enqueued (max_attempts 3, a payload that others have as well)" in read
+    keys = "a payload of 10,000 characters, with keys like attempts"
+    assert f"job 2 was enqueued (max_attempts 3, {keys})" in read
+    assert "enqueue, due in 2 s, a payload that others have as well => job 3" in read
 
 
 def test_waits_that_are_alike_are_told_once() -> None:
@@ -340,18 +344,6 @@ def test_a_worker_that_fails_what_it_has_completed_is_explained() -> None:
     assert remedy("final-state", told).startswith("complete, fail and recover")
 
 
-def test_a_payload_that_is_not_a_jobs_own_is_told() -> None:
-    """Before a story begins, and where it is enqueued."""
-    same = Enqueued("1", 0, 0.0, 3, payload="same")
-    large = Enqueued("2", 0, 0.0, 3, payload="large")
-    asked = Asked("enqueue", 0, (), 2.0, payload="same")
-    read = line(story(Turn("w1", (asked, Answered("answer", "job 3"))), before=(same, large)))
-    assert "job 1 was enqueued (max_attempts 3, a payload that others have as well)" in read
-    told = "a payload of 10,000 characters, with keys like attempts"
-    assert f"job 2 was enqueued (max_attempts 3, {told})" in read
-    assert "enqueue, due in 2 s, a payload that others have as well => job 3" in read
-
-
 def promoted(moved: int) -> str:
     """What is said of so many jobs that became due."""
     return answers.told(Call(0, "promote", "promoter", 0, 0.0, moved=moved), moved)
@@ -385,17 +377,13 @@ def test_an_old_snapshot_is_explained() -> None:
     assert told not in to_text(story(statements=own, conditions=level))
 
 
-def test_what_a_plan_says_goes_before_the_general_remedy() -> None:
-    """The index of the reference is not advised as if it were this claim's."""
+def test_a_remedy_is_for_this_queue() -> None:
+    """The reference's index is not advised as this claim's, nor a recovery where there is one."""
     told = Account("steady-cost", (Part("prose", "The claim joins states by OR."),))
     assert remedy("steady-cost", told).startswith("What is said of this claim's plan.")
     index = Part("prose", "Give it an index: `CREATE INDEX ON jobs (id)`.")
     assert remedy("steady-cost", Account("steady-cost", (*told.parts, index))) == index.text
     assert remedy("steady-cost", None).startswith("`CREATE INDEX ON jobs")
-
-
-def test_a_queue_without_a_recovery_is_told_of_its_claim() -> None:
-    """What ends exhausted jobs is looked for where the queue takes jobs over."""
     assert "add a recover block" in remedy("retry-bound", None, {"claim", "fail"})
     assert "add a recover block" not in remedy("retry-bound", None, {"claim", "recover"})
     assert "add a recover block" not in remedy("retry-bound", None)
@@ -442,14 +430,6 @@ def test_what_is_no_story_is_refused(change: dict[str, object]) -> None:
     """Data that a page could not be made from is a ValueError, which `read_card` tells."""
     with pytest.raises(ValueError, match=r"unexpected|missing"):
         from_data({**to_data(AGAIN), **change})
-
-
-def test_a_long_round_that_repeats_is_told_once() -> None:
-    """Eight operations, five times over, are eight lines and not forty."""
-    kinds = ("claim", "heartbeat", "fail", "recover", "promote", "jobs", "cleanup", "start")
-    turns = [Turn("w1" if n % 2 else "reaper", does(kind, 1)) for n, kind in enumerate(kinds)]
-    found = list(passages(story(*turns * 5, Turn("w2", claim("job 1")))))
-    assert [(one.times, len(one.columns())) for one in found] == [(5, 8), (1, 1)]
 
 
 def test_a_call_is_told_with_what_it_stands_for() -> None:

@@ -33,6 +33,7 @@ STORY: dict[str, Any] = {
     "under": {"gate": "row", "planner": "no index"},
     "broken": "fencing",
 }
+NONE = "not a replay token"
 
 
 def packed(content: object) -> str:
@@ -57,7 +58,7 @@ def does(*do: object) -> str:
 
 
 def test_tokens_that_were_written_are_read() -> None:
-    """A program, and what each probe writes."""
+    """A program, what each probe writes, and conditions: the type itself is the schema."""
     digest, guarantee, seed, data = told_by(story())
     assert (digest, guarantee, seed, data) == ("0123456789ab", "fencing", 7, STORY)
     assert Program.from_data(data["program"]) == PROGRAM
@@ -71,16 +72,11 @@ def test_tokens_that_were_written_are_read() -> None:
     told_by(probe("order", ["late", 11_000]))
     varied = {**STORY, "broken": "error 40001", "under": {"isolation": "serializable"}}
     told_by(encode_token("0123456789ab", "isolation", 7, **varied))
-
-
-def test_what_is_written_is_what_is_read() -> None:
-    """The type itself is the schema; the probes' are read above."""
     given = {"clocks": True, "styles": False, "pooled": "first idle", "pooler": "x 1.2"}
     known = Conditions(clocks=True, styles=False, pooled="first idle", pooler="x 1.2")
     assert read(Conditions, given, "it") == known
 
 
-NONE = "not a replay token"
 WRONG = {
     "nothing": ("", "is empty: is a variable unset?"),
     "a word": ("nonsense", "unknown guarantee"),
