@@ -210,15 +210,11 @@ def test_a_condition_judges(baseline: Path, condition: str, buffers: float, *, f
     assert fails == bool(asked.judge([counted("renamed", buffers)]))
 
 
-def test_a_true_condition_says_where(baseline: Path) -> None:
-    """Each batch size is held against its own figure of before."""
+def test_a_condition_is_held_against_the_figure_of_before(baseline: Path) -> None:
+    """Each batch size by its own figure of before; another size, or new queues, have none."""
     asked = Condition.of(f"buffers_per_claim > 1.2 * {baseline}")
     (told,) = asked.judge([counted("q", 110.0), counted("q", 20.0, 1)])
     assert told.startswith("q, batch 1: buffers_per_claim is 20, which is > 18")
-
-
-def test_what_the_baseline_lacks_is_no_pass(baseline: Path) -> None:
-    """Neither another batch size nor one of two new queues is taken for a figure of before."""
     asked = Condition.of(f"buffers_per_claim > {baseline}")
     with pytest.raises(BenchError, match="of q at batch 100; write it anew"):
         asked.judge([counted("q", 1.0, 100)])

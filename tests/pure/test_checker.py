@@ -46,6 +46,8 @@ def judged(case: Case) -> list[str]:
 
 
 AGAIN = "w2 runs 1; all completed"
+CRASHED = "w1 claims 1; w1 crashes; "
+REFUSED = "error: 23505: duplicate key value violates unique constraint"
 
 
 @cases("""
@@ -93,9 +95,6 @@ def test_one_violation_counts_once(case: Case) -> None:
     (found,) = check(history, declared(**case.facts)).violations
     call = history.calls[found.call]
     assert case.breaks == [f"{found.guarantee}: {call.kind} of {found.job} by {call.actor}"]
-
-
-CLAIM_LOST = "begin w1 claims -> unknown; w1 crashes; "
 
 
 @cases("""
@@ -171,13 +170,6 @@ CLAIM_LOST = "begin w1 claims -> unknown; w1 crashes; "
 def test_what_was_not_answered_may_have_been_done_or_not(case: Case) -> None:
     """A job is lost, or denied an attempt, only where neither explains what became of it."""
     assert judged(case) == case.breaks
-
-
-def test_a_job_that_a_lost_claim_need_not_have_taken_is_no_evidence_of_recovery() -> None:
-    """What is explained without a call whose answer was lost is not explained with it."""
-    found = check(Told().tell(f"enqueue 1 bound=1; {CLAIM_LOST}+31; {AGAIN}"), declared())
-    assert found.violations == []
-    assert found.evidence["stale-recovery", "jobs of crashed workers claimed again"] == 0
 
 
 @cases("""
@@ -418,9 +410,6 @@ def test_what_completes_and_claims_may_wait(blocker: CallKind, found: list[str])
 def test_who_may_wait_for_whom(case: Case) -> None:
     """Rule 10: a wait is judged by what both sides are about."""
     assert judged(case) == case.breaks
-
-
-CRASHED = "w1 claims 1; w1 crashes; "
 
 
 @cases("""
@@ -749,9 +738,6 @@ def test_a_heartbeat_may_extend_all_that_its_worker_has(beats: str, connection: 
         assert found == expected
 
 
-REFUSED = "error: 23505: duplicate key value violates unique constraint"
-
-
 @pytest.mark.parametrize("asked", ["w1 completes 1", "w1 fails 1", "w1 beats 1"])
 def test_an_error_that_nobody_else_has_caused_is_a_refusal(asked: str) -> None:
     """Rule 7: a fresh holder who gets nothing but errors has lost the job that it holds."""
@@ -831,13 +817,18 @@ def test_what_a_holder_adds_does_not_end_its_job_otherwise(case: Case) -> None:
     assert judged(case) == case.breaks
 
 
-def test_a_completion_that_nobody_was_told_of_is_not_told_as_accepted() -> None:
-    """A worker that crashed before its answer: what became of its job is unknown, and said so."""
+def test_what_nobody_was_told_of_is_no_evidence() -> None:
+    """What a crash or a lost answer leaves unknown is no completion, and no recovery."""
     told = Told("enqueue 1; w1 claims 1; begin w1 completes 1 -> unknown; w1 crashes; +31; recover")
     (found,) = check(told.tell("sweep; left 1=running"), declared()).violations
     assert found.guarantee == "stale-recovery"
     assert "accepted" not in found.because
     assert "nobody was told" in found.because
+    # What is explained without a call whose answer was lost is not explained with it.
+    lost = f"enqueue 1 bound=1; begin w1 claims -> unknown; w1 crashes; +31; {AGAIN}"
+    findings = check(Told(lost).history, declared())
+    assert findings.violations == []
+    assert findings.evidence["stale-recovery", "jobs of crashed workers claimed again"] == 0
 
 
 @dataclass(slots=True)
@@ -1066,10 +1057,8 @@ def test_overlaps_are_pairs_of_calls_by_different_actors(history: History) -> No
         if one.actor == other.actor or not one.overlaps(other):
             continue
         expected["single-claim", "overlapping claims"] += kinds == {"claim"}
-        expected["not-early", "claims while an enqueue was not committed"] += kinds == {
-            "claim",
-            "enqueue",
-        }
+        early = kinds == {"claim", "enqueue"}
+        expected["not-early", "claims while an enqueue was not committed"] += early
         expected["no-deadlock", "operations that overlapped another"] += 1
         judged = bool(kinds & {"claim", "heartbeat", "recover"})
         expected["non-blocking", "operations that overlapped another"] += judged
@@ -1103,9 +1092,8 @@ def test_overlaps_are_pairs_of_calls_by_different_actors(history: History) -> No
 def test_whatever_could_have_taken_a_held_job_is_evidence(case: Case) -> None:
     """Each claim and recovery of others counts that ran wholly while a job's lease was fresh."""
     found = check(Told(case.story).history, declared()).evidence
-    assert [
-        str(found["live-lease", "claims and recoveries while a lease was fresh"])
-    ] == case.breaks
+    what = "claims and recoveries while a lease was fresh"
+    assert [str(found["live-lease", what])] == case.breaks
 
 
 def test_a_cleanup_keeps_what_has_ended_lately() -> None:

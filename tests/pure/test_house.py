@@ -49,9 +49,6 @@ class Import(NamedTuple):
     by: str
     of: str
 
-    def __str__(self) -> str:
-        return f"{self.by} imports {self.of}"
-
 
 def module_of(path: Path, root: Path = ROOT / "harness") -> str:
     """The name by which a file is imported."""
@@ -96,14 +93,10 @@ def floor(module: str) -> int:
     return next(n for n, parts in enumerate(FLOORS) if part(module) in parts)
 
 
-def test_every_part_has_its_place() -> None:
-    """No folder or module of the package is missing in the list of floors, or twice in it."""
+def test_every_part_has_its_place_and_imports_never_run_back() -> None:
+    """Each part stands once in the list, and uses those below it; what is excepted is needed."""
     listed = [one for parts in FLOORS for one in parts]
     assert sorted(listed) == sorted({part(name) for name in PARTS})
-
-
-def test_imports_never_run_back() -> None:
-    """A part uses parts of the floors below, and itself; what is excepted is still needed."""
     back = {
         (found.by, found.of)
         for found in OWN
@@ -131,7 +124,7 @@ def test_nothing_installed_uses_the_workshop() -> None:
         for found in imports(module_of(path, ROOT), tree(path))
     ]
     assert beside
-    assert [str(f) for f in [*LIBRARY, *beside] if f.of.partition(".")[0] == "workshop"] == []
+    assert [f for f in [*LIBRARY, *beside] if f.of.partition(".")[0] == "workshop"] == []
 
 
 def test_every_folder_is_installed_and_says_what_is_in_it() -> None:
@@ -209,13 +202,9 @@ def test_parameters_and_errors_are_told() -> None:
 
 
 def test_the_catalogue_has_a_guarantee_for_each_id() -> None:
-    """Queue files name guarantees by a list that stands below the catalogue."""
+    """One for each id of the list below it, with whole sentences on how it breaks and is kept."""
     assert tuple(CATALOGUE) == IDS
     assert sorted(one.id for family in FAMILIES for one in family.GUARANTEES) == sorted(IDS)
-
-
-def test_every_guarantee_says_how_it_breaks_and_how_it_is_kept() -> None:
-    """A reader of a story finds both in whole sentences."""
     for one in CATALOGUE.values():
         assert one.wild.endswith("."), one.id
         assert one.safe.endswith("."), one.id

@@ -96,14 +96,10 @@ def test_fewer_preemptions_come_first(seed: int) -> None:
 
 
 def test_a_seed_gives_one_order_and_all_seeds_the_same_schedules() -> None:
-    """The seed only decides who comes first among equals."""
+    """The seed only decides who comes first among equals; the budget, how many are tried."""
     one, again, other = (words((3, 3), seed=seed) for seed in (1, 1, 2))
     assert one == again != other
     assert set(one) == set(other)
-
-
-def test_the_budget_is_the_most_that_is_tried() -> None:
-    """No more schedules are run than the budget allows."""
     assert len(words((3, 3), budget=7)) == 7
 
 
@@ -147,7 +143,7 @@ def breaks(one: Program) -> bool:
 
 
 def test_shrinking_ends_where_nothing_more_can_go() -> None:
-    """Without any one of its parts the shrunk program breaks nothing, and all parts are plain."""
+    """Without any of its parts it breaks nothing; moves with something between them stay."""
     long = play(
         "w1 claims 2, completes | w2 beats, claims 2; +9; w3 claims, completes",
         [JobSpec(priority=2), JobSpec(delay=5.0), JobSpec(bound=1)],
@@ -160,12 +156,9 @@ def test_shrinking_ends_where_nothing_more_can_go() -> None:
     left = {actor: dos for stage in small.stages for actor, dos in stage}
     assert (small.jobs, [*left.values()]) == ((JobSpec(),), [(claim(),)] * 2)
     assert [*left] == ["w2", "w1"]  # by who acts first
-
-
-def test_moves_with_something_between_them_stay() -> None:
-    """What is claimed in between may depend on when."""
-    program = play("+18; w1 claims; +9", 0)
-    moved = [do for one in smaller(program) for s in one.stages for _, dos in s for do in dos]
+    # What is claimed in between may depend on when.
+    between = play("+18; w1 claims; +9", 0)
+    moved = [do for one in smaller(between) for s in one.stages for _, dos in s for do in dos]
     assert advance(27) not in moved
 
 

@@ -68,11 +68,14 @@ def races(program: Program) -> list[tuple[str, list[str]]]:
     return [(actor, [do.kind for do in dos]) for actor, dos in stage]
 
 
-def test_a_seed_draws_the_same_programs() -> None:
-    """Another seed begins with others."""
+def test_a_seed_draws_the_same_programs_and_crowds() -> None:
+    """Another seed has others; each number has its own crowd, whatever was drawn before it."""
     offer = offered("skip_locked.sql")
     one, again, another = (Suite(offer, seed=seed).meetings(20) for seed in (0, 0, 1))
     assert one == again != another
+    assert drawn(pieces_of()) == drawn(pieces_of())
+    assert numbered(pieces_of(), 0, 7).program == drawn(pieces_of())[7]
+    assert not set(drawn(pieces_of(), 1)) & set(drawn(pieces_of()))
 
 
 @pytest.mark.parametrize("name", ["skip_locked.sql", "lease_table.sql", "hold_open.sql", LEADER])
@@ -118,12 +121,15 @@ def test_a_worker_beats_while_it_ends_its_job(ends: str) -> None:
     pytest.fail("they do not meet")
 
 
-def test_a_batch_is_ended_while_one_job_of_it_is() -> None:
-    """By whoever has that job now: each may have locked what the other needs."""
+def test_a_batch_is_ended_while_others_act() -> None:
+    """By whoever has that job now; and while its worker beats, on a thread of its own."""
     late = [races(one) for one in meetings("skip_locked.sql")]
     met = {frozenset(kinds[0] for _, kinds in two) for two in late if len(two) > 1}
     assert {"complete_many", "complete"} in met
     assert {"complete_many", "fail"} in met
+    # The heartbeats may lock all that the worker holds.
+    found = (races(one) for one in meetings("skip_locked.sql"))
+    assert [("w1", ["complete_many"]), (f"w1{HEARTBEATS}", ["heartbeat"])] in found
 
 
 def test_two_workers_do_the_same_to_jobs_that_have_come_the_same_way() -> None:
@@ -242,38 +248,28 @@ def pieces_of(*, sql: str = "") -> Pieces:
     return Pieces(Offer(load_text(SKIP_LOCKED + sql, "q.sql"), held=False))
 
 
-def test_a_program_is_given_no_queue_that_it_may_not_know() -> None:
-    """A literal of an adapter was taken for one, and the library's error for a break."""
-    pieces = pieces_of(sql="\n-- 'later'\nSELECT 'bulk-mail';")
-    assert "bulk-mail" in {name for one in drawn(pieces) for name in one.queues}
-    pieces.offer.queue.takes_any_queue = False
-    assert {name for one in drawn(pieces) for name in one.queues} == {"default", "other"}
-
-
 def drawn(pieces: Pieces, seed: int = 0, many: int = 40) -> list[Program]:
     """Some crowds."""
     return [numbered(pieces, seed, number).program for number in range(many)]
 
 
-def test_a_seed_draws_the_same_crowds() -> None:
-    """Each number has its own crowd, whatever was drawn before it; another seed has others."""
-    assert drawn(pieces_of()) == drawn(pieces_of())
-    assert numbered(pieces_of(), 0, 7).program == drawn(pieces_of())[7]
-    assert not set(drawn(pieces_of(), 1)) & set(drawn(pieces_of()))
-
-
 def test_a_crowd_has_the_values_of_the_queue() -> None:
-    """A number of the SQL is a priority, a batch and a population; a word is a queue's name."""
+    """A number is a priority, a batch and a population; a word a queue's name, where any may be."""
     page = pieces_of(sql="SELECT 71, 'urgent-mail';")
     crowds = drawn(page, many=400)  # half are duels, and each crowd has few of the SQL's words
     jobs = [job for crowd in crowds for job in crowd.jobs]
     assert {71, 72, -71} <= {job.priority for job in jobs}
     assert "urgent-mail" in {job.queue for job in jobs}
     assert 72 in {len(crowd.jobs) for crowd in crowds} | {len(crowd.jobs) - 1 for crowd in crowds}
+    # A literal of an adapter was taken for one, and the library's error for a break.
+    pieces = pieces_of(sql="\n-- 'later'\nSELECT 'bulk-mail';")
+    assert "bulk-mail" in {name for one in drawn(pieces) for name in one.queues}
+    pieces.offer.queue.takes_any_queue = False
+    assert {name for one in drawn(pieces) for name in one.queues} == {"default", "other"}
 
 
-def test_a_worker_may_have_looked_before_there_was_a_job_that_may_run() -> None:
-    """A client may remember that there was nothing, or when the next job is due."""
+def test_a_job_that_had_to_wait_was_looked_for_and_meets_younger_ones() -> None:
+    """A client may remember when a job is due; a due time may put those first that have none."""
     found = [one for one in put_off() if one.stages[0][0][0] != "clock"]
     assert found
     for program in found:
@@ -281,10 +277,6 @@ def test_a_worker_may_have_looked_before_there_was_a_job_that_may_run() -> None:
         looks, rest = program.stages[:came], program.stages[came:]
         claims = {who for stage in rest for who, dos in stage if "claim" in {do.kind for do in dos}}
         assert claims <= {who for stage in looks for who, dos in stage if dos == (claim(),)}
-
-
-def test_a_job_that_had_to_wait_meets_a_younger_one_that_had_not() -> None:
-    """A due time that only some have may put the others first."""
     found = [one for one in put_off() if one.stages[0][0][0] == "clock"]
     assert found
     assert {one.stages[1] for one in found} == {(NEW,)}
@@ -329,26 +321,16 @@ def test_the_last_holder_is_late_beside_whoever_looks_for_jobs() -> None:
     assert (1, ["advance", "claim", "advance"]) in lives
 
 
-def test_a_last_fail_is_another_act_than_one_before() -> None:
-    """It ends the job: beside a recovery that has work, and beside what another does to its own."""
+def test_a_last_fail_and_a_recovery_of_two_meet_what_others_do() -> None:
+    """It ends the job, beside what others do; a recovery of two, beside what a holder does."""
     first = Suite(offered("skip_locked.sql"))._every(MEETINGS)[:FIRST]
     known = {one.what for one in first}
     for ends in (Phase.QUEUED, Phase.FAILED):
         assert ("fail", ends, "slow", "recover", 2) in known
         assert ("fail", "in pairs", "complete", frozenset((ends, Phase.COMPLETED))) in known
-
-
-def test_a_recovery_has_two_jobs_and_the_holder_of_one_acts() -> None:
-    """It decides on one job while another worker keeps, or ends, its own."""
-    first = Suite(offered("skip_locked.sql"))._every(MEETINGS)[:FIRST]
+    # It decides on one job while another worker keeps, or ends, its own.
     beside = {what[2] for one in first if (what := one.what)[:2] == ("recover", "in pairs")}
     assert beside == {"complete", "complete_many", "fail", "heartbeat"}
-
-
-def test_a_batch_is_completed_while_its_worker_beats() -> None:
-    """The heartbeats come from a thread of their own, and may lock all that the worker holds."""
-    found = (races(one) for one in meetings("skip_locked.sql"))
-    assert [("w1", ["complete_many"]), (f"w1{HEARTBEATS}", ["heartbeat"])] in found
 
 
 @pytest.mark.parametrize("keyed", [True, False])

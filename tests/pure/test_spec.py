@@ -15,6 +15,9 @@ from tests.fix_histories import LEASE, Case, Told, cases
 
 LEASED = Declared(lease=LEASE, held=False, worker_heartbeat=False, recovers=True)
 TAKES_OVER = replace(LEASED, recovers=False)
+CLAIMED = "enqueue 1; w1 claims 1"
+FAILED = "enqueue 1 bound=3; w1 claims 1; w1 fails 1"  # and is to be tried again
+LATE = [f"{CLAIMED}; +31; {late}" for late in ("w1 completes 1", "w1 fails 1", "w1 beats 1")]
 
 
 def acts(story: str) -> list[Act]:
@@ -195,10 +198,6 @@ def test_a_life_leads_to_these_phases(case: Case) -> None:
     assert phases(states) == {Phase(one) for one in case.breaks[0].split(" or ")}
 
 
-CLAIMED = "enqueue 1; w1 claims 1"
-FAILED = "enqueue 1 bound=3; w1 claims 1; w1 fails 1"  # and is to be tried again
-
-
 def test_a_claim_whose_answer_was_lost_has_no_worker() -> None:
     """Whoever it was is gone."""
     states = life("enqueue 1; w1 claims -> unknown")
@@ -225,16 +224,12 @@ def test_after_the_lease_either_answer_is_legal(does: str, answer: Answer, recov
     assert life(f"{CLAIMED}; +31; {recovery}w1 {does} 1 -> {answer}")
 
 
-def test_a_heartbeat_may_add_to_what_is_left_of_the_lease() -> None:
-    """Rule 4: a lease lasts at least the declared time, from the heartbeat or from its end on."""
+def test_a_heartbeat_may_add_to_what_is_left_of_the_lease_once() -> None:
+    """Rules 4 and 32: a lease lasts from the last heartbeat or from its end on, and no longer."""
     _, claim, beat = told = acts(f"{CLAIMED}; +20; w1 beats 1")
     (beaten,) = life(told)
     assert beaten.fresh_until < beat.call.began + LEASE + 1
     assert beaten.stale_after >= claim.call.ended + 2 * LEASE
-
-
-def test_heartbeats_do_not_add_up() -> None:
-    """Rule 32: the lease is over a lease after the last one, and what late leases take longer."""
     told = acts(CLAIMED + "; +1; w1 beats 1" * 20)
     (beaten,) = life(told)
     over = told[-1].call.ended + LEASE
@@ -278,15 +273,12 @@ def test_what_follows_a_jobs_end_changes_nothing(story: str, late: str, answer: 
     assert (steps(done, last) == done) is not ends
 
 
-def test_a_job_that_failed_for_good_and_is_claimed_again_is_final_state() -> None:
-    """Rule 21: where its fail has ended it although it had attempts left."""
+def test_what_comes_after_a_fail_that_left_attempts() -> None:
+    """Rules 6 and 21: what has ended is not claimed; what has not may be completed after all."""
     *known, last = acts(f"{FAILED}; w2 claims 1")
     ended = [job for job in life(known) if job.phase != Phase.QUEUED]
     assert blamed(ended, last) == {"final-state"}
-
-
-def test_a_job_that_is_to_be_tried_again_may_be_completed_after_all() -> None:
-    """Rule 6: a complete behind a fail that left attempts ends the job, or changes nothing."""
+    # A complete behind a fail that left attempts ends the job, or changes nothing.
     *known, complete, claim = acts(f"{FAILED}; w1 completes 1; w2 claims 1")
     after = steps([job for job in life(known) if job.phase == Phase.QUEUED], complete)
     assert phases(after) == {Phase.QUEUED, Phase.COMPLETED}
@@ -323,9 +315,6 @@ def test_what_strays_to_another_job_of_its_worker_is_fencing_once_it_shows() -> 
     assert blamed(hit, acts(f"{CLAIMED}; w2 claims 1")[-1]) == {"fencing"}
 
 
-LATE = [f"{CLAIMED}; +31; {late}" for late in ("w1 completes 1", "w1 fails 1", "w1 beats 1")]
-
-
 @pytest.mark.parametrize("story", [*LATE, f"{CLAIMED}; +31; recover 1", "enqueue"])
 def test_an_operation_whose_answer_was_lost_may_have_happened_or_not(story: str) -> None:
     """After an unknown answer the job may still be what it was."""
@@ -353,13 +342,9 @@ def test_another_operation_may_beat_for_what_its_worker_holds() -> None:
     assert steps([job], theirs) == [job]
 
 
-def test_a_claim_that_answers_what_runs_out_meanwhile_may_begin_no_attempt() -> None:
-    """Rule 4: what its worker held while the lease ran is no retry."""
+def test_a_claim_may_answer_what_its_worker_has() -> None:
+    """Rule 4: what its worker held while the lease ran is no retry, nor a double claim."""
     told = "enqueue 1 bound=1; w1 claims 1; +19; begin w1 claims; +40; end w1 1"
     assert {job.claims for job in life(told)} == {1}
-
-
-def test_a_worker_of_one_job_may_be_handed_it_again() -> None:
-    """That is no double claim, and an attempt or none."""
     again = life(f"{CLAIMED}; w1 claims 1", replace(LEASED, one_each=True))
     assert {job.claims for job in again} == {1, 2}

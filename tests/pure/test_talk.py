@@ -56,8 +56,8 @@ def test_an_examination_is_as_far_as_its_units_are_done_whoever_does_them() -> N
     assert [done for _, done in told] == pytest.approx([0, 0.25, 0.75, 0.75, 0.75, 1])
 
 
-def test_a_probe_that_looks_further_counts_for_more() -> None:
-    """At the default profile probes take a quarter of the time, at quick next to none."""
+def test_a_probe_counts_by_how_far_it_looks_and_is() -> None:
+    """At default a quarter of the time, at quick next to none; and nothing goes back within it."""
     told: list[float | None] = []
     for level in (0, 1):
         units = [Probing("backoff", level), Probing("steady-cost", 0)]
@@ -66,11 +66,7 @@ def test_a_probe_that_looks_further_counts_for_more() -> None:
         headway.begin(part)
         headway.done(units[0])
     assert told == pytest.approx([0, 0.5, 0, 20 / 21])
-
-
-def test_a_probe_that_takes_minutes_tells_how_far_it_is() -> None:
-    """What it has done of its work counts, and nothing goes back where its end is nearer."""
-    told: list[float | None] = []
+    told.clear()
     unit = Probing("steady-cost", 0)
     headway = Headway([_Part("a", nothing, [unit])], lambda _what, done: told.append(done))
     for fraction in (0.2, 0.5, 0.4):
