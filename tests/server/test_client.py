@@ -338,7 +338,7 @@ class Clocked(Asked):
 
 
 def test_the_clock_is_moved_and_set_back() -> None:
-    """Each `ahead` counts from the real time; the clock by which event loops wait stays real."""
+    """Each `ahead` counts from real time, by which loops wait; a method `clock` goes before."""
     for ahead in (0, 3600, -86400, 0.0):
         with hosting(Clocked) as host:
             began, real = time.monotonic(), time.time()
@@ -349,6 +349,8 @@ def test_the_clock_is_moved_and_set_back() -> None:
         assert ahead - 1 <= jobs[0]["time"] - real <= ahead + passed + 1
         assert ahead - 1 <= jobs[0]["now"] - real <= ahead + passed + 1
         assert began <= jobs[0]["monotonic"] <= began + passed
+    answer = answer_of(OwnClock, {"op": "clock", "ahead": 5}, {"op": "claim"})
+    assert answer == {"jobs": [{"id": "5"}]}
 
 
 class OwnClock(Asked):
@@ -363,12 +365,6 @@ class OwnClock(Asked):
     async def claim(self) -> list[dict[str, object]]:
         """Show it."""
         return [{"id": self.ahead}]
-
-
-def test_a_class_may_set_its_own_clock() -> None:
-    """A method `clock` is asked instead."""
-    answer = answer_of(OwnClock, {"op": "clock", "ahead": 5}, {"op": "claim"})
-    assert answer == {"jobs": [{"id": "5"}]}
 
 
 ON_PSYCOPG = """

@@ -92,6 +92,8 @@ def test_a_compiled_claim_has_no_limit_parameter(server: Server) -> None:
 
 
 SINGLE = CLAIM.replace(":limit", "1").replace("(limit)", "")
+AT_MOST_ONCE = load(Path(workshop.__file__).parent / "at_most_once.sql")
+EVIL = """</script></svg><script>alert(1)</script>'"><img src=x onerror=alert(1)>"""
 
 
 @pytest.mark.parametrize(
@@ -214,8 +216,8 @@ def test_an_enqueue_of_two_statements_is_run_step_by_step(ground: Ground) -> Non
     assert (found.jobs, found.completed, found.exactly_once) == (5, 5, True)
 
 
-def test_a_job_that_is_handed_out_twice_is_counted(ground: Ground) -> None:
-    """A claim that takes what is completed already is no throughput, and is told."""
+def test_what_is_handed_out_twice_or_not_completed_is_counted(ground: Ground) -> None:
+    """A claim of what is completed is no throughput; and the table has the last word."""
     again = queue(
         claim="SELECT min(id) AS id FROM jobs;",
         complete=COMPLETE.replace(" AND status = 'running'", ""),
@@ -224,10 +226,6 @@ def test_a_job_that_is_handed_out_twice_is_counted(ground: Ground) -> None:
     assert not found.exactly_once
     assert found.completed == 1
     assert found.claimed - 1 == found.double_claims > 0
-
-
-def test_a_completion_that_the_table_does_not_show_is_counted(ground: Ground) -> None:
-    """The table has the last word: what was accepted is not completed by that."""
     half = "SET status = CASE WHEN id % 2 = 0 THEN 'completed' ELSE status END"
     lying = queue(complete=COMPLETE.replace("SET status = 'completed'", half))
     found = measured(ground, lying, Shape(1, 1), 10)
@@ -299,8 +297,8 @@ def test_latency_counts_from_when_a_claim_was_due(paced: Ground) -> None:
     assert found.p99 > 10 * 0.02  # a closed loop would say 0.02
 
 
-def test_a_load_may_be_warmed_up_before_a_backlog(paced: Ground) -> None:
-    """What was done before the measurement is no part of the rate, and the backlog stays."""
+def test_a_load_has_the_beginning_and_the_payload_that_were_asked_for(paced: Ground) -> None:
+    """What was done before is no part of the rate, and a backlog stays; jobs have their size."""
     paced.pace = Pace(backlog=2000, warm_up=0.1)
     found = measured(paced, queue(), Shape(1, 2), 1000)
     assert found.exactly_once
@@ -309,10 +307,6 @@ def test_a_load_may_be_warmed_up_before_a_backlog(paced: Ground) -> None:
     assert 0 < found.warm < found.completed
     assert 1000 <= found.completed < 2000
     assert found.rate * found.seconds == pytest.approx(found.completed - found.warm)
-
-
-def test_jobs_have_the_payload_that_was_asked_for(paced: Ground) -> None:
-    """At least so many bytes of JSON."""
     paced.pace = Pace(payload=5000)
     assert measured(paced, strategy("skip_locked"), jobs=10).exactly_once
     sizes = paced._admin.execute("SELECT min(length(payload::text)) FROM public.jobs").fetchone()
@@ -474,9 +468,6 @@ def test_what_has_no_end_or_no_text_is_refused(asked: Queue, told: str) -> None:
         refuse(asked)
 
 
-AT_MOST_ONCE = load(Path(workshop.__file__).parent / "at_most_once.sql")
-
-
 def test_a_claim_that_takes_jobs_out_is_their_end(ground: Ground) -> None:
     """Without complete, fail, heartbeat and recover it is at most once: the limit of all others."""
     found = measured(ground, AT_MOST_ONCE, Shape(7, 3))
@@ -512,16 +503,12 @@ def test_a_worker_program_claims_and_completes_every_job(ground: Ground, batch: 
     assert min(found.worker_cpu, found.p50) > 0
 
 
-def test_a_worker_program_that_fails_for_this_time_is_asked_again(ground: Ground) -> None:
-    """A deadlock is counted and no failure."""
+def test_a_worker_program_is_asked_again_and_starts_and_promotes(ground: Ground) -> None:
+    """A deadlock is no failure; before its first claim each starts, and somebody promotes."""
     failing = scripted(FAILING % "40P01")
     found = briefly(ground, failing, Shape(1, 1), 10, lambda one: min(one.completed, one.retries))
     assert found.retries == found.deadlocks > 0
     assert found.completed > 0
-
-
-def test_worker_programs_start_and_promote(ground: Ground) -> None:
-    """Each worker starts before its first claim, and somebody promotes before that."""
     told = scripted(operations='"complete", "start", "promote"')
     assert measured(ground, told, Shape(1, 2), 10, BRIEF).completed
 
@@ -677,8 +664,8 @@ def test_markdown_begins_with_the_answer() -> None:
     assert ["not durable" in one for one in (text, render.markdown(loose))] == [False, True]
 
 
-def test_queues_within_the_noise_are_not_ranked() -> None:
-    """Those whose rounds overlap stand together; a queue like the first one is told as such."""
+def test_what_is_within_the_noise_is_not_ranked_and_what_slows_down_is_named() -> None:
+    """Those whose rounds overlap stand together; rates where the most workers do less than half."""
     rounds = {"first": (1.0, 1.0, 1.1), "alike": (1.0, 1.05, 1.1)}
     rounds |= {"fast": (0.50, 0.52, 0.51), "faster": (0.51, 0.51, 0.50)}
     entries = [Series(name, Shape(1, 4), runs(*each)) for name, each in rounds.items()]
@@ -686,19 +673,15 @@ def test_queues_within_the_noise_are_not_ranked() -> None:
     assert "as a multiple of that: fast and faster 2.0; alike about the same." in told
     assert "the rates of their rounds overlap" in told
     assert "overlap" not in " ".join(render.answers(report()))
-
-
-def test_a_queue_that_more_workers_slow_down_is_named() -> None:
-    """Its rates stand side by side, where the most workers do less than half."""
     loads = [(1, 1.0), (4, 1.5), (16, 4.0)]
-    entries = [Series("first", Shape(100, workers), runs(each)) for workers, each in loads]
-    (told,) = render.answers(BenchReport(METHOD, entries))
+    loaded = [Series("first", Shape(100, workers), runs(each)) for workers, each in loads]
+    (told,) = render.answers(BenchReport(METHOD, loaded))
     assert "In batches of 100, first gets slower with more workers**" in told
     assert "100 with 1 worker, 67 with 4 workers, 25 with" in told
     assert "at a time" not in told
-    assert not render.answers(BenchReport(METHOD, entries[:2]))
-    entries.append(Series("first", Shape(10, 16), runs(2.0)))
-    (told,) = render.answers(BenchReport(METHOD, entries))
+    assert not render.answers(BenchReport(METHOD, loaded[:2]))
+    loaded.append(Series("first", Shape(10, 16), runs(2.0)))
+    (told,) = render.answers(BenchReport(METHOD, loaded))
     assert "With 16 workers, claim at most 10 jobs at a time: that gives 50." in told
 
 
@@ -711,9 +694,6 @@ def test_the_recorded_figures_are_shown_as_they_are() -> None:
     assert render.svg(drawn(named(recorded))) == (results / "throughput.svg").read_text(
         encoding="utf-8"
     )
-
-
-EVIL = """</script></svg><script>alert(1)</script>'"><img src=x onerror=alert(1)>"""
 
 
 def full(name: str = "second") -> BenchReport:
@@ -734,7 +714,7 @@ def page(found: BenchReport) -> str:
 
 
 def test_a_page_of_a_benchmark_says_what_before_how() -> None:
-    """Each chart, the figures as tables, the method; and the file itself, to be downloaded."""
+    """Charts, tables, method, and the file to be downloaded; nothing is loaded, nothing runs."""
     shown = page(full())
     order = ["Throughput by batch size", "Throughput by workers", "The convoy"]
     order += ["Latency under a given rate", "Latency of a claim", "Counted"]
@@ -744,21 +724,21 @@ def test_a_page_of_a_benchmark_says_what_before_how() -> None:
     data = re.search('download="a.json" href="data:application/json;base64,([^"]*)"', shown)
     assert data
     assert full().to_json() == base64.b64decode(data[1]).decode()
-
-
-def test_a_page_of_a_benchmark_has_no_script_and_no_address() -> None:
-    """Whatever a queue is called is text; nothing is loaded, and nothing runs."""
-    shown = page(full(EVIL))
+    shown = page(full(EVIL))  # whatever a queue is called is text
     assert not re.search("<script|<img|<foreignObject", shown)
     assert shown.count("<svg") == shown.count("</svg>") > 8
     addresses = set(re.findall(r"""<[a-z][^>]*\s(?:src|href)="([^"]{9})""", shown))
     assert {"data:appl"} == {found for found in addresses if not found.startswith("#")}
 
 
-def test_a_queue_of_one_batch_size_is_a_point_among_no_curves() -> None:
-    """It would stand, with its name, among those of others; the tables have it."""
+def test_a_chart_has_every_queue_that_has_a_curve() -> None:
+    """One report, one SVG that stands by itself; what would be a point is in the tables."""
     (panel,) = chart.charts(report())[0].panels
     assert {row["queue"] for row in panel["data"]["values"]} == {"first"}
+    drawn = render.svg(report())
+    assert drawn == render.svg(report())
+    assert all(f"{colour}: #" in drawn for colour in set(re.findall(r"var\((--\w+)\)", drawn)))
+    assert {"first", "second", "0.067x", "4 workers"} <= set(re.findall(">([^<>]+)</text>", drawn))
 
 
 def test_every_axis_begins_at_zero_or_says_log() -> None:
@@ -777,14 +757,6 @@ def test_every_axis_begins_at_zero_or_says_log() -> None:
                 else:
                     assert axis.get("scale", {"zero": True})["zero"]
     assert scales > len(panels)
-
-
-def test_the_chart_is_the_same_each_time() -> None:
-    """One report, one SVG, byte for byte; it stands by itself, and every strategy is named."""
-    drawn = render.svg(report())
-    assert drawn == render.svg(report())
-    assert all(f"{colour}: #" in drawn for colour in set(re.findall(r"var\((--\w+)\)", drawn)))
-    assert {"first", "second", "0.067x", "4 workers"} <= set(re.findall(">([^<>]+)</text>", drawn))
 
 
 @pytest.mark.node

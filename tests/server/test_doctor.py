@@ -18,11 +18,8 @@ def doctor(environment: dict[str, str], *arguments: str) -> subprocess.Completed
     return finished(sys.executable, "-m", "queueproof", "doctor", *arguments, env=environment)
 
 
-def test_what_is_here_and_what_is_missing_is_told(tmp_path: Path) -> None:
-    """A server with its version; of Node, where PATH is empty, the use and the source; code 0.
-
-    With --json - stdout is the JSON alone.
-    """
+def test_what_is_here_missing_or_broken_is_told(tmp_path: Path) -> None:
+    """What is here, missing or unusable, each in its own words, with code 0; --json - is alone."""
     told = doctor({"PATH": str(tmp_path)}, "--json", "-")
     assert told.returncode == 0
     found = {one["name"]: one for one in json.loads(told.stdout)}
@@ -32,10 +29,6 @@ def test_what_is_here_and_what_is_missing_is_told(tmp_path: Path) -> None:
     _, _, rest = told.stderr.partition("missing  node")
     assert "worker.mjs" in rest.splitlines()[1]
     assert "get it: https://nodejs.org" in rest.splitlines()[2]
-
-
-def test_whatever_is_broken_has_a_line_and_no_traceback(tmp_path: Path) -> None:
-    """A program that fails and a server that is none are unusable, each with its own words."""
     node = tmp_path / "node"
     node.write_text("#!/bin/sh\necho no such library >&2; exit 1\n")
     node.chmod(0o755)

@@ -48,6 +48,7 @@ from workshop.permutations import find_isolationtester, measure
 RACE = play("w1 claims | w2 claims")
 LOST = Violation("no-lost-job", "it is a test", None, -2)
 TIMES = {1114, 1184}  # pg_type.oid of timestamp and timestamptz: these differ from run to run
+Told = Callable[..., tuple[Failure, str]]
 
 
 @dataclass
@@ -192,9 +193,6 @@ def _same_answer(expected: Result | ServerError | None, actual: Answer, step: st
     return True
 
 
-Told = Callable[..., tuple[Failure, str]]
-
-
 @pytest.fixture
 def told(monkeypatch: pytest.MonkeyPatch, server: Server, lab_of: LabOf) -> Told:
     """Runs a program, or its first story of a break again, and compares its spec with that run."""
@@ -331,6 +329,11 @@ RETURNING id;""",
     complete="",
     jobs="",
 )
+RANDOM = queue_file(
+    table="CREATE TABLE jobs (id uuid PRIMARY KEY DEFAULT gen_random_uuid(), status text "
+    "DEFAULT 'queued');",
+    jobs="",
+)
 
 
 def test_a_function_with_a_search_path_of_its_own_sees_the_clock(told: Told) -> None:
@@ -339,25 +342,14 @@ def test_a_function_with_a_search_path_of_its_own_sees_the_clock(told: Told) -> 
     assert "#     w2_claim_1: => job 1\n" in spec
 
 
-def test_a_killed_server_is_refused(lab_of: LabOf) -> None:
-    """The tester lives no longer than its server."""
+def test_what_no_spec_can_tell_is_refused(lab_of: LabOf) -> None:
+    """The tester lives no longer than its server; a spec has no variables but what runs send."""
     killed, program = Conditions(killed=True), play("nemesis restarts")
     done = Run(History([Call(0, "restart", "nemesis", 0, 0.0)]), [Beat("nemesis", 0, "fault")])
     with pytest.raises(QueueproofError, match=r"the server is killed.*export it as a test"):
         spec_of(lab_of(REFERENCE), Failure(program, (), done, LOST, killed))
-
-
-RANDOM = queue_file(
-    table="CREATE TABLE jobs (id uuid PRIMARY KEY DEFAULT gen_random_uuid(), status text "
-    "DEFAULT 'queued');",
-    jobs="",
-)
-
-
-def test_values_that_differ_from_run_to_run_are_refused(lab_of: LabOf) -> None:
-    """A spec has no variables: it can name a job by what each run of a schedule sends, no more."""
-    program, runner = play("w1 claims, completes"), Runner(lab_of(RANDOM))
-    one, other = (Failure(program, (), runner.run(program), LOST) for _ in range(2))
+    plain, runner = play("w1 claims, completes"), Runner(lab_of(RANDOM))
+    one, other = (Failure(plain, (), runner.run(plain), LOST) for _ in range(2))
     with pytest.raises(QueueproofError, match=r":id differs from run to run"):
         refuse_varying(one, other)
     lab = lab_of(REFERENCE)
@@ -373,9 +365,6 @@ def test_all_permutations(server: Server, *, blocking: bool, permutations: int, 
     found = measure(server, blocking=blocking, rounds=1, times=1)
     assert (found.permutations, found.waits) == (permutations, waits)
     assert min(found.steps, found.whole, found.isolationtester) > 0
-
-
-NAMES = {17: "bytea", 20: "bigint", 23: "integer", 25: "text", 3802: "jsonb"}
 
 
 @pytest.mark.parametrize(
@@ -402,7 +391,8 @@ NAMES = {17: "bytea", 20: "bigint", 23: "integer", 25: "text", 3802: "jsonb"}
 )
 def test_parameters_are_literals_of_their_type(value: Parameter, expected: str) -> None:
     """A literal has the value and the type that the parameter was bound with."""
-    assert literal(value, NAMES) == expected
+    names = {17: "bytea", 20: "bigint", 23: "integer", 25: "text", 3802: "jsonb"}
+    assert literal(value, names) == expected
 
 
 @pytest.mark.parametrize(

@@ -253,11 +253,8 @@ def test_a_notice_that_is_late_is_one_stop(lab_of: LabOf, monkeypatch: pytest.Mo
     assert [beat.event for beat in again.trace] == [beat.event for beat in known.trace]
 
 
-def test_sessions_of_a_partitioned_table_stop(lab_of: LabOf) -> None:
-    """A statement on a partitioned table stops once, however many partitions it has.
-
-    It may name one of them, as libraries do that know where their rows are.
-    """
+def test_sessions_stop_in_partitions_and_in_functions_of_others(lab_of: LabOf) -> None:
+    """Once, however many partitions, be it named itself; and in a SECURITY DEFINER function."""
     begin, text = "-- name: claim(worker, limit, queue)\nUPDATE jobs", text_of("sound/partitioned")
     assert begin in text
     for claim in (begin, f"{begin}_open AS jobs"):
@@ -265,10 +262,7 @@ def test_sessions_of_a_partitioned_table_stop(lab_of: LabOf) -> None:
         claims = run.history.of_kind("claim")[:2]
         stops = [beat.call for beat in run.trace if beat.event == "stops"]
         assert [stops.count(call.index) for call in claims] == [1, 1]
-
-
-def test_a_function_of_another_owner_and_path_stops(lab_of: LabOf) -> None:
-    """A SECURITY DEFINER function that finds nothing by a bare name stops as any other."""
+    # One that finds nothing by a bare name stops as any other.
     body = (
         "BEGIN RETURN QUERY UPDATE public.jobs SET status = 'running' WHERE id = ("
         "SELECT id FROM public.jobs WHERE status = 'queued' LIMIT 1) RETURNING id; END"

@@ -118,11 +118,8 @@ def test_a_rejected_schema_leaves_no_connection_open(server: Server) -> None:
     assert [str(warning.message) for warning in caught] == []
 
 
-def test_a_transaction_keeps_its_time_over_a_move(moved: Lab) -> None:
-    """In a transaction now() stands still while the clock moves, and clock_timestamp() does not.
-
-    Nor does it in a statement that reads no table.
-    """
+def test_a_transaction_keeps_its_time_over_a_move(moved: Lab, lab_of: LabOf) -> None:
+    """now() stands still while the clock moves, somebody else's too; clock_timestamp() does not."""
     session = moved.session("w1")
     execute(session, Step("BEGIN"))
     before = value(session, "SELECT now()")
@@ -135,6 +132,16 @@ def test_a_transaction_keeps_its_time_over_a_move(moved: Lab) -> None:
     assert is_moved(ahead(session, "SELECT max(clock_timestamp()) FROM pg_class") - MOVED)
     execute(session, Step("COMMIT"))
     assert is_moved(ahead(session, "now()") - MOVED)
+    # However often it is moved beside somebody else's, before and after.
+    lab = lab_of(GATED)
+    lab.advance(MOVED)
+    lab.session("w1").run("BEGIN")
+    with psycopg.connect(lab.conninfo) as elsewhere:
+        now = elsewhere.execute("SELECT now()").fetchone()
+        for _ in range(3):
+            lab.advance(MOVED)
+            assert elsewhere.execute("SELECT now()").fetchone() == now
+    assert is_moved(ahead(lab.session("w2"), "now()") - 3 * MOVED)
 
 
 NOTE = """
@@ -373,13 +380,18 @@ def test_a_begin_goes_with_what_it_begins(lab_of: LabOf) -> None:
 
 
 def test_a_session_whose_backend_has_ended_is_replaced(lab_of: LabOf) -> None:
-    """Whatever ended it between two runs: the next run has a new one."""
+    """Whatever ended it between runs; and a dead worker's, where a queue reads pg_stat_activity."""
     lab = lab_of(GATED)
     pid = lab.session("w1").pid
     lab.execute(f"SELECT pg_terminate_backend({pid}, 60000)")
     lab.reset()
     assert lab.session("w1").pid != pid
     lab.session("w1").run("SELECT 1")
+    lab = lab_of(GATED + "\n-- name: recover\nSELECT pid AS id FROM pg_stat_activity LIMIT 0;\n")
+    dead = lab.session("w1")
+    lab.drop("w1")
+    assert dead.closed
+    assert lab.session("w2").pid != dead.pid
 
 
 LEFT_OPEN = """
@@ -436,8 +448,8 @@ def test_a_statement_is_planned_once_for_all_runs(lab_of: LabOf) -> None:
     assert value(lab.session("w1"), PLANNED) == "4 0"
 
 
-def test_what_a_measurement_tells_the_planner_is_forgotten(lab_of: LabOf) -> None:
-    """A run is planned in the same way, whatever was asked before it in this database."""
+def test_nothing_of_the_harness_is_left_for_the_next_run(lab_of: LabOf) -> None:
+    """Neither what a measurement tells the planner nor a gate's trigger is there afterwards."""
     lab = lab_of(CLOCK)
     lab.reset(renew=True)
     [jobs] = lab.tables.names
@@ -446,6 +458,12 @@ def test_what_a_measurement_tells_the_planner_is_forgotten(lab_of: LabOf) -> Non
     assert value(lab.session("w1"), known) != "0"
     lab.reset()
     assert value(lab.session("w1"), known) == "0"
+    lab = lab_of(GATED)
+    count = "SELECT count(*) FROM pg_trigger WHERE tgname ^@ '~queueproof'"
+    lab.reset(Conditions(gate="row"))
+    assert lab.execute(count) == [(2,)]
+    lab.reset()
+    assert lab.execute(count) == [(0,)]
 
 
 def test_a_run_that_is_done_again_draws_the_same_lots(lab_of: LabOf) -> None:
@@ -462,7 +480,7 @@ def test_a_run_that_is_done_again_draws_the_same_lots(lab_of: LabOf) -> None:
 
 
 def test_functions_are_planned_under_the_settings_of_their_run(lab_of: LabOf) -> None:
-    """A plan inside a function, made for another run, would hide what these settings show."""
+    """A plan made for another run would hide what these settings show, or hold time still."""
     first = """FUNCTION first() RETURNS bigint LANGUAGE plpgsql AS $$
     BEGIN RETURN (SELECT id FROM jobs WHERE id > 0 LIMIT 1); END $$;"""
     lab = lab_of(GATED.replace("CREATE TABLE audit", f"CREATE {first}CREATE TABLE audit"))
@@ -470,10 +488,7 @@ def test_functions_are_planned_under_the_settings_of_their_run(lab_of: LabOf) ->
         lab.reset(Conditions(planner=planner))
         execute(lab.session("w1"), Step("INSERT INTO jobs (id) VALUES (2), (1)"))
         assert value(lab.session("w1"), "SELECT first()") == found
-
-
-def test_no_plan_holds_the_time_still_from_run_to_run(lab_of: LabOf) -> None:
-    """A constant of a plan, because its function says so, would be another run's moment."""
+    # A constant of a plan, because its function says so, would be another run's moment.
     moment = "FUNCTION moment() RETURNS timestamptz LANGUAGE sql IMMUTABLE AS 'SELECT now()'"
     lab = lab_of(GATED.replace("CREATE TABLE audit", f"CREATE {moment};\nCREATE TABLE audit"))
     for moves in range(3):
@@ -497,28 +512,6 @@ def test_what_was_cancelled_before_it_was_prepared_is_prepared_anew(lab_of: LabO
     assert execute(one, asked).rows
 
 
-def test_a_transaction_of_somebody_elses_keeps_its_now(lab_of: LabOf) -> None:
-    """However often the clock is moved beside a transaction of ours, before and after."""
-    lab = lab_of(GATED)
-    lab.advance(MOVED)
-    lab.session("w1").run("BEGIN")
-    with psycopg.connect(lab.conninfo) as elsewhere:
-        now = elsewhere.execute("SELECT now()").fetchone()
-        for _ in range(3):
-            lab.advance(MOVED)
-            assert elsewhere.execute("SELECT now()").fetchone() == now
-    assert is_moved(ahead(lab.session("w2"), "now()") - 3 * MOVED)
-
-
-def test_a_dead_workers_backend_goes_where_the_queue_can_see_it(lab_of: LabOf) -> None:
-    """A queue that reads pg_stat_activity sees the death."""
-    lab = lab_of(GATED + "\n-- name: recover\nSELECT pid AS id FROM pg_stat_activity LIMIT 0;\n")
-    dead = lab.session("w1")
-    lab.drop("w1")
-    assert dead.closed
-    assert lab.session("w2").pid != dead.pid
-
-
 @pytest.mark.parametrize(("gate", "gates"), [("statement", 2), ("row", 3)])
 def test_opening_a_gate_passes_exactly_one(lab_of: LabOf, gate: Gate, gates: int) -> None:
     """A session that may go on stops again at the next gate: no key lets it through two."""
@@ -540,16 +533,6 @@ def test_opening_a_gate_passes_exactly_one(lab_of: LabOf, gate: Gate, gates: int
         assert not session.said
     assert passed == gates
     assert session.result().affected == 1
-
-
-def test_no_gate_is_left_behind(lab_of: LabOf) -> None:
-    """Without a gate the queue's tables have no trigger of the harness."""
-    lab = lab_of(GATED)
-    count = "SELECT count(*) FROM pg_trigger WHERE tgname ^@ '~queueproof'"
-    lab.reset(Conditions(gate="row"))
-    assert lab.execute(count) == [(2,)]
-    lab.reset()
-    assert lab.execute(count) == [(0,)]
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from tests.fix_places import DOUBLE_CLAIM, REFERENCE
 
 
 def test_a_broken_queue_has_a_card_and_a_story_that_happens_again(dsn: str) -> None:
-    """By its path or as a queue; nothing is raised for the queue's own defect."""
+    """By its path or as a queue, nothing is raised for its defect; what is required is judged."""
     card = check(DOUBLE_CLAIM, only=["single-claim"], profile="quick", postgres=dsn)
     assert isinstance(card, Card)
     assert card.verdict == "broken"
@@ -18,10 +18,6 @@ def test_a_broken_queue_has_a_card_and_a_story_that_happens_again(dsn: str) -> N
     again = replay(load(DOUBLE_CLAIM), judgement.replay, postgres=dsn)
     assert again is not None
     assert (again.guarantee, again.story) == ("single-claim", judgement.story)
-
-
-def test_what_is_required_is_judged(dsn: str) -> None:
-    """What a queue does not offer is inconclusive then."""
     required = ["concurrency-limit"]
     card = check(REFERENCE, only=required, require=required, profile="quick", postgres=dsn)
     assert [one.verdict for one in card.guarantees] == ["inconclusive"]

@@ -189,10 +189,7 @@ def test_a_crash_rolls_an_open_transaction_back(lab_of: LabOf) -> None:
 
 
 def test_a_claim_may_be_held_in_its_transaction(lab_of: LabOf) -> None:
-    """Rule 19: its worker makes no second claim, and nobody else gets the job until it crashes.
-
-    A heartbeat commits meanwhile, on a connection of its own (rule 3).
-    """
+    """Rule 19: it is its worker's only one, of one job, and nobody else's until that crashes."""
     lab = lab_of(HELD)
     run = Runner(lab, held=True).run(play("w1 claims; w2 claims; w1 completes"))
     (mine,), (theirs,) = calls(run, "claim", "w1"), calls(run, "claim", "w2")
@@ -202,10 +199,15 @@ def test_a_claim_may_be_held_in_its_transaction(lab_of: LabOf) -> None:
     assert run.history.final == {"1": "completed"}
     run = Runner(lab, held=True).run(play("w1 claims, claims", 2))
     assert len(calls(run, "claim", "w1")) == 1
+    # A heartbeat commits meanwhile, on a connection of its own (rule 3).
     run = Runner(lab, held=True).run(play("w1 claims, beats, crashes; w2 claims"))
     assert calls(run, "claim", "w2")[0].ids == ("1",)
     assert calls(run, "heartbeat", "w1")[0].answer == "accepted"
     assert lab.execute("SELECT count(*) FROM public.beats") == [(1,)]
+    # Whatever a program wants: the transaction that ends the first ends them all.
+    run = Runner(lab_of(HOLDER), held=True).run(play("w1 claims 2", 2))
+    assert {1} == {call.limit for call in run.history.of_kind("claim")}
+    assert [job for call in run.history.of_kind("claim")[:1] for job in call.ids] == ["1"]
 
 
 def test_a_reaper_may_take_back_one_job_per_call(lab_of: LabOf) -> None:
@@ -322,25 +324,14 @@ STAGED = (
 )
 
 
-def test_a_claim_in_its_transaction_is_asked_for_one_job(lab_of: LabOf) -> None:
-    """Rule 19, whatever a program wants: the transaction that ends the first ends them all."""
-    run = Runner(lab_of(HOLDER), held=True).run(play("w1 claims 2", 2))
-    assert {1} == {call.limit for call in run.history.of_kind("claim")}
-    assert [job for call in run.history.of_kind("claim")[:1] for job in call.ids] == ["1"]
-
-
-def test_what_a_batch_was_refused_for_is_not_over(lab_of: LabOf) -> None:
-    """Without a list of jobs only answers say what is done; a batch's are of each of its jobs."""
+def test_without_a_list_of_jobs_answers_say_what_is_over(lab_of: LabOf) -> None:
+    """Without a list only answers say what is done; a batch's of each of its jobs, and a beat's."""
     lab = lab_of(SKIP_LOCKED.partition("-- name: jobs")[0])
     late = "w1 claims; +lease; reaper recovers; w2 claims; w2 crashes; w1 batches"
     history = Runner(lab).run(play(late)).history
     (refused,) = history.of_kind("complete_many")
     assert (refused.answer, refused.accepted) == ("accepted", set())
     assert check(history, declare(offered(lab))).violations == []
-
-
-def test_what_beats_after_its_end_is_not_over(lab_of: LabOf) -> None:
-    """Without a list of jobs an accepted heartbeat is all that says that the job goes on."""
     revives = "UPDATE jobs SET status = 'running', locked_at = now() WHERE id = :id;\n\n"
     begun, _, _ = SKIP_LOCKED.partition("-- name: heartbeat")
     recover = SKIP_LOCKED[
@@ -353,33 +344,26 @@ def test_what_beats_after_its_end_is_not_over(lab_of: LabOf) -> None:
 
 
 def test_what_was_taken_back_may_wait_as_long_as_it_is_seen_to(lab_of: LabOf) -> None:
-    """Rule 14: the job of a dead worker is queued for three days, and comes then."""
+    """Rules 14 and 28: it is queued for three days, and comes then; the next stale job, too."""
     lab = lab_of(LATER)
     offer = calibrate(lab)
     run = Runner(lab).run(play("w1 claims, crashes"))
     assert check(run.history, declare(offer)).violations == []
     assert [job for call in run.history.of_kind("claim") for job in call.ids] == ["1", "1"]
-
-
-def test_a_claim_that_ends_one_stale_job_at_a_time_is_asked_again(lab_of: LabOf) -> None:
-    """Rule 28: the first that it ends shows in `jobs`, before which nobody had looked."""
+    # The first that it ends shows in `jobs`, before which nobody had looked.
     lab = lab_of(text_of("sound/renewed_receipts"))
     offer = calibrate(lab)
     late = play(f"w1 claims, crashes; w2 claims, crashes; +{HOUR}", [JobSpec(bound=1), JobSpec()])
     assert check(Runner(lab).run(late).history, declare(offer)).violations == []
 
 
-def test_a_wait_that_a_recovery_ends_is_no_wait_for_ever(lab_of: LabOf) -> None:
-    """Rule 28: recover runs while time passes, also where a short wait needs none."""
+def test_a_wait_is_measured_as_it_is(lab_of: LabOf, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rule 28: recover runs while time passes; and a wait of 5 s is not measured as more."""
     lab = lab_of(STAGED)
     found = measure(lab, calibrate(lab))
     assert found.broken == ""
     assert len(found.found) == 2
-
-
-def test_a_slow_fail_makes_no_wait_longer(lab_of: LabOf, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A wait of 5 s is not measured as more, and what is longer is not asked of the next one."""
-    lab: Lab = lab_of(SKIP_LOCKED)
+    lab = lab_of(SKIP_LOCKED)
     end: Callable[..., bool] = backoff._end
 
     def slowly(*arguments: object, **facts: object) -> bool:
@@ -400,7 +384,7 @@ SOMEWHERE = reference(
 
 
 def test_a_claim_that_is_empty_now_and_then_is_told(lab_of: LabOf) -> None:
-    """It starves the job that it passes by; of one that is always empty nothing can be said."""
+    """It starves what it passes by; of one that is always empty nothing can be said."""
     lab = lab_of(SOMEWHERE)
     offer = calibrate(lab)
     assert offer.misses
@@ -408,10 +392,7 @@ def test_a_claim_that_is_empty_now_and_then_is_told(lab_of: LabOf) -> None:
     assert "no-starvation" in {one.guarantee for one in found}
     with pytest.raises(QueueError, match="claim returned nothing, although a job was enqueued"):
         calibrate(lab_of(reference("  LIMIT :limit\n", "  OFFSET 1000 LIMIT :limit\n")))
-
-
-def test_claims_that_look_at_a_part_in_turn_are_asked_so_often(lab_of: LabOf) -> None:
-    """A job that is passed by three times in a row is neither starved nor lost in the end."""
+    # A job that is passed by three times in a row is neither starved nor lost in the end.
     lab = lab_of(SOMEWHERE.replace("% 6", "% 4"))
     offer = calibrate(lab)
     assert not offer.misses

@@ -43,8 +43,11 @@ CREATE TABLE jobs (
 );
 CREATE INDEX ON jobs (enqueued_at) WHERE status = 'queued';
 """
+GONE = "DELETE FROM jobs WHERE id = :id AND status = 'running';"
 INSERT = "INSERT INTO jobs (payload) VALUES (:payload) RETURNING id;"
 CLAIM = CLAIM_MANY.replace("ORDER BY id", "ORDER BY enqueued_at")
+NO_COPIES = "CREATE UNIQUE INDEX ON jobs ((id % 50_000)); DROP INDEX jobs_enqueued_at_idx;"
+MOST = JOBS[0]
 
 
 def queue(
@@ -124,8 +127,8 @@ def test_finished_jobs_are_multiplied_whatever_their_key(lab_of: LabOf, key: str
     assert claim.id == added
 
 
-def test_references_follow_the_keys_that_they_name(lab_of: LabOf) -> None:
-    """Rows of other tables are multiplied with their jobs, declared as references or not."""
+def test_rows_of_other_tables_follow_the_jobs_that_they_name(lab_of: LabOf) -> None:
+    """Rows of other tables are multiplied with their jobs; others, and triggers, are left alone."""
     more = """
     CREATE TABLE runs (id serial PRIMARY KEY, job bigint NOT NULL REFERENCES jobs);
     CREATE TABLE log (job text, line text);
@@ -143,10 +146,6 @@ def test_references_follow_the_keys_that_they_name(lab_of: LabOf) -> None:
         assert lab.execute(counted) == [(rows, MANY)]
         found = f"SELECT count(*) FROM public.{table} JOIN public.jobs ON jobs.id = job::bigint"
         assert lab.execute(found) == [(rows,)]
-
-
-def test_rows_that_are_not_of_a_job_are_left_alone(lab_of: LabOf) -> None:
-    """A worker's row and a counter stay what they are, and triggers don't act on copies."""
     more = """
     CREATE TABLE counter (id int PRIMARY KEY, ended int);
     INSERT INTO counter VALUES (1, 0);
@@ -163,7 +162,7 @@ def test_rows_that_are_not_of_a_job_are_left_alone(lab_of: LabOf) -> None:
 
 
 def test_copies_of_a_partitioned_table_go_where_they_belong(lab_of: LabOf) -> None:
-    """Every partition gets its share, once."""
+    """Every partition gets its share, once; a queue that reports other numbers says so."""
     partitions = "".join(
         f"CREATE TABLE jobs_{n} PARTITION OF jobs FOR VALUES WITH (MODULUS 4, REMAINDER {n});"
         for n in range(4)
@@ -174,10 +173,6 @@ def test_copies_of_a_partitioned_table_go_where_they_belong(lab_of: LabOf) -> No
     assert states(lab) == {"completed": MANY}
     shares = lab.execute("SELECT count(*) FROM public.jobs GROUP BY tableoid")
     assert min(int(str(share)) for (share,) in shares) > MANY // 8
-
-
-def test_copies_that_the_queue_does_not_count_are_refused(lab_of: LabOf) -> None:
-    """A queue that reports other numbers than it was filled to says so."""
     with pytest.raises(NotMultipliedError, match="the queue reports"):
         filled(lab_of(queue().replace("FROM jobs;\n", "FROM jobs LIMIT 70;\n")))
 
@@ -240,9 +235,6 @@ def test_a_claim_in_several_transactions_is_measured_whole(lab_of: LabOf) -> Non
     assert len(scans) == 2
     assert twice.buffers > once.buffers
     assert min(scans) > 40
-
-
-NO_COPIES = "CREATE UNIQUE INDEX ON jobs ((id % 50_000)); DROP INDEX jobs_enqueued_at_idx;"
 
 
 @pytest.mark.sample(1)
@@ -325,9 +317,6 @@ def test_a_deduplicating_queue_is_filled_with_distinct_jobs(lab_of: LabOf, more:
     assert found.evidence["waiting jobs"] == MANY
 
 
-GONE = "DELETE FROM jobs WHERE id = :id AND status = 'running';"
-
-
 @pytest.mark.parametrize(
     ("text", "jobs"),
     [(text_of("sound/delete_on_complete"), [0, 200, MANY]), (queue(complete=GONE), [0, 200])],
@@ -340,14 +329,10 @@ def test_what_a_queue_keeps_is_multiplied(lab_of: LabOf, text: str, jobs: list[i
     assert (found.short, found.broken) == ("", "")
 
 
-def test_an_empty_claim_cannot_be_measured(lab_of: LabOf) -> None:
-    """A claim that finds nothing in a queue that is filled is no evidence of a cheap one."""
+def test_what_is_not_there_cannot_be_measured(lab_of: LabOf) -> None:
+    """A claim that finds nothing is no evidence; finished jobs are, where a queue ends them."""
     claim = CLAIM.replace("status = 'queued' ORDER", "status = 'queued' AND random() < 0 ORDER")
     assert "came back empty" in slope(lab_of(queue(claim=claim)), "finished", MANY).unable
-
-
-def test_without_finished_jobs_only_the_backlog_is_measured(lab_of: LabOf) -> None:
-    """A queue that ends no job is asked about waiting ones, and about a snapshot not at all."""
     lab = lab_of(queue(complete=""))
     evidence = {"finished jobs": 0, "waiting jobs": MANY, "claims measured": 6}
     assert slope(lab, "waiting", MANY).evidence == evidence
@@ -386,14 +371,6 @@ def test_a_remedy_is_for_what_a_plan_shows(claim: str, plan: str, advised: str, 
     assert (advised in remedy, else_ in remedy) == (True, False)
 
 
-def test_an_index_of_all_jobs_is_not_called_one_of_those_that_can_run() -> None:
-    """Where the claim compares nothing with constants the advice says what is missing."""
-    dear = Cost(Content("finished", MANY), [("SELECT", 251)])
-    found = Slope([dear], index=ServingIndex("CREATE INDEX ON d (due)"))
-    assert "only jobs that can run" not in found.remedy
-    assert "holds finished jobs as well" in found.remedy
-
-
 OR_CLAIM = CLAIM.replace(
     "status = 'queued'",
     "{}((status = 'queued' AND enqueued_at <= now())"
@@ -413,8 +390,8 @@ def test_a_claim_that_joins_states_by_or_is_cheap_once_done_as_told(lab_of: LabO
     assert not done.grown, done.told
 
 
-def test_a_hash_join_with_all_jobs_is_no_case_for_an_index(lab_of: LabOf) -> None:
-    """A claim that joins a temporary table is told to name its rows as an array."""
+def test_an_index_is_advised_as_what_it_is(lab_of: LabOf) -> None:
+    """Rows of a temporary table are to be named as an array; an index of all jobs is called so."""
     claim = """
     BEGIN;
     CREATE TEMPORARY TABLE picked ON COMMIT DROP AS
@@ -427,6 +404,10 @@ def test_a_hash_join_with_all_jobs_is_no_case_for_an_index(lab_of: LabOf) -> Non
     assert found.grown
     assert "`WHERE jobs.id = ANY (ARRAY(SELECT id FROM picked))`" in found.remedy
     assert "CREATE INDEX" not in found.remedy
+    dear = Cost(Content("finished", MANY), [("SELECT", 251)])
+    found = Slope([dear], index=ServingIndex("CREATE INDEX ON d (due)"))
+    assert "only jobs that can run" not in found.remedy
+    assert "holds finished jobs as well" in found.remedy
 
 
 @pytest.mark.parametrize("jobs", sorted({*ONE_BY_ONE, *chain(*KINDS["snapshot"].jobs)}))
@@ -434,9 +415,6 @@ def test_bare_ids_fill_as_many_pages_as_a_claim_may_read_more(jobs: int) -> None
     """A table of what waits holds no more of a job than its id, and what is dead stays in it."""
     line_pointer, header, uuid, page = 4, 24, 16, 8192
     assert jobs * (line_pointer + header + uuid) > SLACK * page
-
-
-MOST = JOBS[0]
 
 
 @each("""
@@ -466,10 +444,7 @@ def test_whole_seconds_leave_no_plan_untried(lab_of: LabOf) -> None:
 
 
 def test_behind_whom_a_job_was_claimed_is_counted(lab_of: LabOf) -> None:
-    """Each backlog that the queue can have counts once; one that it cannot have, not at all.
-
-    Before each it is told how far it is.
-    """
+    """Each backlog that a queue can have counts once, as told before it; half a one not at all."""
     lab = lab_of(SKIP_LOCKED)
     told: list[float] = []
     counted = {
@@ -486,10 +461,7 @@ def test_behind_whom_a_job_was_claimed_is_counted(lab_of: LabOf) -> None:
     }
     fifo = lab_of(reference('order = "priority, fifo"', 'order = "none"'))
     assert not PROBES["order"].watch(fifo, offered(fifo), 0, untold).evidence
-
-
-def test_an_error_of_an_enqueue_is_no_evidence(lab_of: LabOf) -> None:
-    """What it breaks is judged elsewhere: behind half a backlog nothing is said."""
+    # What an error of an enqueue breaks is judged elsewhere.
     lab = lab_of(reference("CREATE TABLE jobs (", "CREATE TABLE jobs (\n  CHECK (id < 20),"))
     seen = PROBES["order"].watch(lab, offered(lab), 0, untold)
     assert (seen.broken, any(seen.evidence.values())) == ("", False)

@@ -221,17 +221,13 @@ def test_a_portal_that_is_left_in_the_middle(holding: Bench) -> None:
 
 
 def test_a_function_call_is_held(holding: Bench) -> None:
-    """The protocol's function call is a step like a query."""
+    """The protocol's function call is a step like a query; what executes nothing passes before."""
     (oid,) = holding.direct.execute("SELECT 'pg_backend_pid'::regproc::oid::int").fetchone() or ()
     raw, connection = sent(holding, protocol.message("F", struct.pack("!ihhh", oid, 0, 0, 1)))
     assert connection.held == Held("query", f"function call {oid}")
     holding.let(connection)
     (answer,) = (message for message in raw.until("Z") if message.kind == "V")
     assert answer.body == struct.pack("!ii", 4, connection.pid)
-
-
-def test_a_query_behind_an_unfinished_group(holding: Bench) -> None:
-    """Messages that execute nothing pass before a simple query that follows them."""
     unfinished = protocol.message("P", b"a\0SELECT 1\0\0\0")
     raw, connection = sent(holding, unfinished + protocol.query("SELECT 2"))
     assert connection.held == Held("query", "SELECT 2")

@@ -203,8 +203,8 @@ def test_any_order_of_messages(sent: list[tuple[str, bytes]]) -> None:
     assert not pipeline.in_transaction
 
 
-def test_bind() -> None:
-    """Formats are none for text, one for all, or one each; NULL is no bytes at all."""
+def test_bind_and_error() -> None:
+    """Formats are none for text, one for all, or one each; an error is written as it is read."""
     values = struct.pack("!h", 2) + b"\0\0\0\x01x" + b"\xff\xff\xff\xff"
     for formats, read in ((), (0, 0)), ((1,), (1, 1)), ((1, 0), (1, 0)):
         packed = struct.pack(f"!{1 + len(formats)}h", len(formats), *formats)
@@ -212,10 +212,6 @@ def test_bind() -> None:
         assert bind == ("portal", "statement", read, (b"x", None))
     with pytest.raises(ProtocolError, match="3 formats for 2 parameters"):
         protocol.read_bind(b"\0\0" + struct.pack("!4h", 3, 0, 0, 0) + values)
-
-
-def test_error() -> None:
-    """An error is written as it is read, and one without fields is an internal one."""
     written = protocol.error_response("ERROR", "40P01", "deadlock détecté")
     assert protocol.read_error(written[5:]) == ("40P01", "deadlock détecté")
     assert protocol.read_error(b"\0") == ("XX000", "")

@@ -38,6 +38,8 @@ from tests.fix_queues import answered
 Spawn = Callable[..., WorkerProcess]
 OPERATIONS = ["enqueue", "claim", "complete", "complete_many", "fail", "heartbeat", "recover"]
 DESCRIPTION = {"operations": [*OPERATIONS, "jobs", "cleanup"], "lease": 30}
+PROGRAMS = {".py": sys.executable, ".mjs": "node"}
+FAILED = {"id": "2", "state": "failed", "attempts": 2}
 ECHO = "import sys\nfor line in sys.stdin: print(line, end='', flush=True)"
 """Answers each message with the message."""
 
@@ -216,9 +218,6 @@ def test_a_claimed_job_goes_back_as_it_came(described: WorkerQueue) -> None:
         described.request("complete", worker="u", job=Claim("7"))
 
 
-FAILED = {"state": "failed", "attempts": 2}
-
-
 @pytest.mark.parametrize(
     ("operation", "answer", "expected"),
     [
@@ -234,7 +233,7 @@ FAILED = {"state": "failed", "attempts": 2}
         ("recover", {"ids": []}, []),
         ("cleanup", {"deleted": 3}, None),
         ("jobs", {"jobs": [{"id": "1", "state": "queued"}]}, [JobRow("1", "queued")]),
-        ("jobs", {"jobs": [{"id": "2", **FAILED}]}, [JobRow("2", "failed", 2)]),
+        ("jobs", {"jobs": [FAILED]}, [JobRow("2", "failed", 2)]),
     ],
 )
 def test_an_answer_is_read_as_the_operation_returns_it(
@@ -276,15 +275,10 @@ def test_a_wrong_answer(
 
 
 def test_messages_are_answered_one_by_one(spawn: Spawn) -> None:
-    """Each message is a line, and each answer the line after it, be it longer than a pipe holds."""
+    """Each answer is the line after it, be it longer than a pipe; nothing waits for part of it."""
     worker = spawn(ECHO)
     for text in ("a", "b", "ä" * 150_000):
         assert {"op": "x", "text": text} == worker.ask({"op": "x", "text": text})
-
-
-def test_a_scheduler_reads_when_there_is_something_to_read(spawn: Spawn) -> None:
-    """Nothing waits: an answer is there once its whole line has been received."""
-    worker = spawn(ECHO)
     worker.receive()
     assert worker.answer is None
     worker.send({"op": "x"})
@@ -468,9 +462,6 @@ def live_through(queue: WorkerQueue, dsn: str) -> None:
         with pytest.raises(ServerError) as caught:
             answered(queue, one, "enqueue", payload="{}", priority=10**9, delay=never)
         assert caught.value.sqlstate == "22008"  # datetime_field_overflow
-
-
-PROGRAMS = {".py": sys.executable, ".mjs": "node"}
 
 
 def written(suffix: str, directory: Path) -> Path:
