@@ -132,8 +132,8 @@ def test_a_declared_break_is_accepted(lab_of: LabOf, claim: str, verdict: str, r
     assert reason in judgement.reason
 
 
-def test_an_edited_queue_is_asked_for_the_story_under_every_order(lab_of: LabOf) -> None:
-    """The program finds the defect wherever its statements stand by now, or sees it mended."""
+def test_a_token_is_asked_of_an_edited_queue(lab_of: LabOf) -> None:
+    """A defect is found wherever its statements stand by now; what is not offered is named."""
     token = glance(lab_of(BROKEN)).guarantees[0].replay
     assert token is not None
     looks_first = "-- name: claim\nSELECT count(*) FROM jobs;\n"
@@ -141,10 +141,7 @@ def test_an_edited_queue_is_asked_for_the_story_under_every_order(lab_of: LabOf)
     assert again is not None
     assert again.data["schedule"] != decode_token(token)[3]["schedule"]
     assert replay(lab_of(SOUND), token) is None
-
-
-def test_a_token_does_not_fit_a_queue_without_its_operations(lab_of: LabOf) -> None:
-    """What a queue no longer offers is named; a kind that nobody knows is another version's."""
+    # A kind that nobody knows is another version's.
     sound = lab_of(SOUND)
     data: dict[str, Any] = {"schedule": [], "under": {}, "broken": "order"}
     kinds = {
@@ -198,7 +195,7 @@ def overlooked(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_what_a_shortened_story_breaks_without_its_conditions_is_plainly_broken(
     lab_of: LabOf,
 ) -> None:
-    """The conditions are not to blame, and say what is; that has the story, with a token."""
+    """The conditions are not to blame, and say what is: a guarantee, or an error that is none."""
     lab = lab_of(AGAIN)
     plain, varied = glance(lab, "final-state", "server-clock").guarantees
     assert (plain.id, plain.verdict, varied.verdict) == ("final-state", "broken", "inconclusive")
@@ -206,11 +203,6 @@ def test_what_a_shortened_story_breaks_without_its_conditions_is_plainly_broken(
     assert "Sessions differ in TimeZone" not in (plain.story or "")
     assert plain.replay is not None
     assert replay(lab, plain.replay) is not None
-
-
-@pytest.mark.usefixtures("overlooked")
-def test_an_error_that_comes_without_the_conditions_is_named(lab_of: LabOf) -> None:
-    """What is no guarantee of the catalogue is a reason too."""
     (judgement,) = glance(lab_of(REFUSED), "isolation").guarantees
     assert judgement.verdict == "inconclusive"
     assert judgement.reason == "error 55P03 occurs without it too"
@@ -232,11 +224,19 @@ def test_priority_alone_says_nothing_of_equals(lab_of: LabOf) -> None:
     assert [one.guarantee for one in check(history, by_age).violations] == ["order"]
 
 
-def test_a_probes_story_is_asked_of_its_probe() -> None:
-    """A wait that was too short once is measured again."""
+def test_must_hold_asks_what_the_queue_offers() -> None:
+    """A wait is measured again; a program without an operation of the queue shows nothing."""
     with pytest.raises(AssertionError, match="backoff: A failed job waits"):
         must_hold("backoff", STRATEGIES / "broken" / "backoff_none.sql", probe=True)
     must_hold("backoff", REFERENCE, probe=True)
+    queue = STRATEGIES / "sound" / "sessions.sql"
+    with pytest.raises(AssertionError, match="does not offer heartbeat, which the program does"):
+        must_hold("single-claim", queue, program=play("w1 beats"))
+    explodes = play("w1 beats")._replace(stages=((("w1", (testing.Do("explode"),)),),))  # type: ignore[arg-type]
+    with pytest.raises(QueueproofError, match="breaks single-claim is a run: give must_hold its"):
+        must_hold("single-claim", queue)
+    with pytest.raises(QueueproofError, match='kind is "explode", and not one of: enqueue, cl'):
+        must_hold("single-claim", queue, program=explodes)
 
 
 def example(queue: Path) -> Callable[[], None]:
@@ -248,28 +248,12 @@ def example(queue: Path) -> Callable[[], None]:
     return names["test_single_claim"]
 
 
-def test_what_a_queue_does_not_offer_is_no_pass() -> None:
-    """A program without an operation of the queue's shows nothing; an unknown one is named."""
-    queue = STRATEGIES / "sound" / "sessions.sql"
-    with pytest.raises(AssertionError, match="does not offer heartbeat, which the program does"):
-        must_hold("single-claim", queue, program=play("w1 beats"))
-    explodes = play("w1 beats")._replace(stages=((("w1", (testing.Do("explode"),)),),))  # type: ignore[arg-type]
-    with pytest.raises(QueueproofError, match="breaks single-claim is a run: give must_hold its"):
-        must_hold("single-claim", queue)
-    with pytest.raises(QueueproofError, match='kind is "explode", and not one of: enqueue, cl'):
-        must_hold("single-claim", queue, program=explodes)
-
-
 @pytest.mark.sample
 def test_the_example_passes_and_fails() -> None:
     """It tells the story of the queue without a lock, and nothing of the reference."""
     example(REFERENCE)()
     with pytest.raises(AssertionError, match="w1 got a job that w2 already holds"):
         example(STRATEGIES / "select_then_update.sql")()
-
-
-INSIDE = Conditions(gate="every")
-MOST, SCHEDULES = 200, 6  # as many as the quick profile
 
 
 @pytest.mark.parametrize(
@@ -285,10 +269,11 @@ def test_a_race_is_found(lab_of: LabOf, name: str, guarantee: str) -> None:
     """By what the specification says may go on meanwhile."""
     lab = lab_of(STRATEGIES / "broken" / f"{name}.sql")
     offer = calibrate(lab)
-    work = Work(lab, offer, 0)
+    work, inside = Work(lab, offer, 0), Conditions(gate="every")
+    most, schedules = 200, 6  # as many as the quick profile
     assert any(
         one.violation.guarantee == guarantee and not one.violation.doubts
-        for program in Suite(offer).meetings(MOST)
-        for tried in work.tries(Exploration(program, INSIDE, SCHEDULES, fixed=1))
+        for program in Suite(offer).meetings(most)
+        for tried in work.tries(Exploration(program, inside, schedules, fixed=1))
         for one in tried.broken
     )

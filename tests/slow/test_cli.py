@@ -66,7 +66,7 @@ def databases(dsn: str) -> set[str]:
 
 
 def test_a_sound_queue_exits_0_and_ends_with_its_verdict(check: Command) -> None:
-    """Elsewhere than on a terminal each verdict is a plain line, and the whole is the last."""
+    """Each verdict is a plain line, the whole the last; with --json - stdout is the card alone."""
     ran = check(SOUND, "--only", APART)
     lines = ran.out.splitlines()
     assert (ran.code, ran.err) == (0, "")
@@ -75,6 +75,10 @@ def test_a_sound_queue_exits_0_and_ends_with_its_verdict(check: Command) -> None
     assert lines[2].startswith(f"{APART}: holds (")
     assert lines[-1].startswith(f"holds: {SOUND} (1 holds; ")
     assert "\x1b" not in ran.out
+    ran = check(SOUND, "--only", APART, "--json", "-")
+    assert ran.code == 0
+    assert json.loads(ran.out)["verdict"] == "holds"
+    assert ran.err.splitlines()[-1].startswith(f"holds: {SOUND} (1 holds; ")
 
 
 @pytest.fixture(scope="module")
@@ -113,11 +117,10 @@ def test_a_broken_queue_exits_1_with_its_story(broken: tuple[Ran, Path]) -> None
     assert whole.startswith(f"broken: {reports}/q.sql (single-claim broken; 1 holds; ")
 
 
-def test_the_json_card_has_the_public_shape(card: dict[str, Any], broken: tuple[Ran, Path]) -> None:
-    """As written down in the contract, key by key.
-
-    A story's place is that of the statement that took the job a second time.
-    """
+def test_the_json_card_has_the_public_shape(
+    card: dict[str, Any], broken: tuple[Ran, Path], command: Command
+) -> None:
+    """As in the contract, key by key, and as `queueproof schema` says, which one may break."""
     queue = broken[1] / "q.sql"
     facts = ["schema", "queue", "postgres", "verdict", "seed", "profile", "seconds", "guarantees"]
     assert list(card) == facts
@@ -127,27 +130,15 @@ def test_the_json_card_has_the_public_shape(card: dict[str, Any], broken: tuple[
     assert all(keys == set(judgement) for judgement in card["guarantees"])
     found = [(j["id"], j["verdict"], j["story"] is None) for j in card["guarantees"]]
     assert found == [("single-claim", "broken", False), (APART, "holds", True)]
-    place = card["guarantees"][0]["place"]
+    place = card["guarantees"][0]["place"]  # of the statement that took the job a second time
     assert place["file"] == str(queue)
     assert queue.read_text().splitlines()[place["line"] - 1] == f"{MARKS} RETURNING id;"
-
-
-def test_a_card_obeys_the_published_schema(card: dict[str, Any], command: Command) -> None:
-    """`queueproof schema` prints what a real card keeps to, and a card without a key breaks."""
     schema = Draft202012Validator(json.loads(command("schema").out))
     schema.check_schema(schema.schema)
     schema.validate(card)
     card["guarantees"][1]["story"] = "of what holds"
     del card["seed"]
     assert sorted(error.validator for error in schema.iter_errors(card)) == ["required", "type"]
-
-
-def test_json_to_stdout_leaves_the_rest_to_stderr(check: Command) -> None:
-    """With --json - stdout is the card alone, and what is said beside it stands in stderr."""
-    ran = check(SOUND, "--only", APART, "--json", "-")
-    assert ran.code == 0
-    assert json.loads(ran.out)["verdict"] == "holds"
-    assert ran.err.splitlines()[-1].startswith(f"holds: {SOUND} (1 holds; ")
 
 
 def test_the_junit_report_has_a_case_per_guarantee(broken: tuple[Ran, Path]) -> None:
@@ -390,20 +381,16 @@ def test_what_ends_a_check_has_its_exit_code(
     assert "Traceback" not in ran.err
 
 
-def test_a_signal_while_building(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
-    """That takes a while, before any command runs."""
+def test_a_signal_while_building_or_importing_ends_in_order(
+    command: Command, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """That takes a while before any command runs, and the imports a quarter of a second."""
 
     def interrupted(_app: object) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr("typer.main.get_command", interrupted)
     assert command("guarantees").code == 130
-
-
-def test_ctrl_c_while_the_commands_are_imported_ends_in_order(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """That is the first quarter of a second."""
 
     class Interrupted:
         def find_spec(self, name: str, *_: object) -> None:

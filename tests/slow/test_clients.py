@@ -212,10 +212,7 @@ def test_time_that_a_worker_brings_along_is_not_judged(lab_of: LabOf) -> None:
     crashes = play("w1 claims, crashes; +lease; reaper recovers; w2 claims")
     found = seen(lab, "stale-recovery", Exploration(crashes, PLAIN, 1))
     assert (found.verdict, "now()" in found.reason) == ("inconclusive", True)
-
-
-def test_a_wait_that_a_worker_measures_by_its_own_time_is_not_judged(lab_of: LabOf) -> None:
-    """It seems too short by what the database's clock was moved while the job was worked on."""
+    # A wait seems too short by what the clock was moved while the job was worked on.
     told = ("db.execute(FAIL, {**job", "db.execute(FAIL, {'since': since(), **job")
     soon = SINCE.replace("- datetime.timedelta(seconds=30)", "+ datetime.timedelta(seconds=6)")
     lab = lab_of((WAIT, "run_at = %(since)s"), told, ("\ndef main(", soon))
@@ -282,7 +279,7 @@ BEGINS = (
 
 
 def test_a_worker_begins_before_any_gate_is_shut(lab_of: LabOf) -> None:
-    """Each registers in each run anew, and none of them waits for a gate that nobody opens."""
+    """Each registers in each run anew, and waits for no gate; beside others where told."""
     lab = lab_of(*BEGINS)
     for gate in ("statement", "row"):
         made = Runner(lab, conditions=Conditions(gate=gate)).run(TWO_CLAIMS)
@@ -291,10 +288,6 @@ def test_a_worker_begins_before_any_gate_is_shut(lab_of: LabOf) -> None:
     lab.reset()
     lab.session("w1")  # as what measures without a runner has it
     assert lab.execute("SELECT count(*) FROM public.workers") == [(1,)]
-
-
-def test_a_worker_may_begin_beside_others(lab_of: LabOf) -> None:
-    """Its program says when, and its statements stop as any others do."""
     made = Runner(lab_of(*BEGINS)).run(play("w1 claims | w2 starts, claims"), [1, 1])
     assert [(c.actor, c.kind) for c in made.history.calls if c.actor in {"w1", "w2"}][:2] == [
         ("w2", "start"),

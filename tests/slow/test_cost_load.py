@@ -177,7 +177,7 @@ def test_a_worker_program_stands_beside_a_queue_file(dsn: str) -> None:
 
 
 def test_a_small_run_from_queue_to_report() -> None:
-    """Two queues, one of which fails under load: the other's figures stand, the reason is told."""
+    """Of one that fails the reason is told beside the other's figures; alone it is an error."""
     told: list[str] = []
     failing = queue("failing.sql", claim=every_second_call("22012"))
     setting = Setting(0.05, progress=lambda what, _: told.append(what))
@@ -190,10 +190,6 @@ def test_a_small_run_from_queue_to_report() -> None:
     assert "round 2/2: q, batch 1, workers 2" in told
     assert found.method["settings"]["fsync"] == "on"
     assert len(json.loads(found.to_json())["benchmarks"][0]["extra_info"]["runs"]) == 2
-
-
-def test_only_failures_are_an_error() -> None:
-    """A single queue that fails is an error with its reason, not an empty report."""
     plan = groups([queue(claim=every_second_call("22012"))], [1], [1])
     with pytest.raises(QueueError, match=r"q: .*22012"):
         measure(plan, Setting(0.05), rounds=1)
@@ -230,12 +226,14 @@ def interrupted(dsn: str, times: int, run: Callable[[Setting], object]) -> list[
 
 
 def test_an_interrupted_run_keeps_the_rounds_that_are_whole(dsn: str) -> None:
-    """The second counted round was half done: the first one is kept, and the report says so."""
+    """The second counted round was half done: the first is kept; without one nothing is."""
     plan = groups([queue(), strategy("skip_locked")], [1], [1])
     (found,) = interrupted(dsn, 8, lambda setting: measure(plan, setting))
     assert [len(entry.runs) for entry in found.entries] == [1, 1]
     assert found.method["rounds"] == 1
     assert "it was interrupted" in render.markdown(found)
+    plan = groups([queue()], [1], [1])
+    assert not interrupted(dsn, 3, lambda setting: measure(plan, setting))
 
 
 def test_an_interrupted_comparison_is_judged_by_its_whole_rounds(dsn: str) -> None:
@@ -244,9 +242,3 @@ def test_an_interrupted_comparison_is_judged_by_its_whole_rounds(dsn: str) -> No
     (found,) = interrupted(dsn, 12, lambda setting: compare(pair, setting))
     assert found.method["comparison"]["verdict"] == "no difference seen"
     assert "With fewer than 12 rounds nothing can be said" in render.markdown(found)
-
-
-def test_an_interrupted_run_without_a_whole_round_reports_nothing(dsn: str) -> None:
-    """The interruption goes on, as it came."""
-    plan = groups([queue()], [1], [1])
-    assert not interrupted(dsn, 3, lambda setting: measure(plan, setting))

@@ -261,8 +261,8 @@ def test_where_nothing_holds_nothing_is_judged(tmp_path: Path) -> None:
     assert card.not_mutated == ["No guarantee holds, so none could find a mutant."]
 
 
-def test_mutants_are_on_the_card_and_on_its_page() -> None:
-    """A card with mutants is read back as it was written; the page shows what survived."""
+def test_mutants_are_on_the_card_its_page_and_the_terminal() -> None:
+    """Read back as written; equivalents by name, survivors with their lines, and the count last."""
     seen = MutantJudgement("claim: x", "survived", None, "all hold", "-a\n+b")
     card = replace(CARD, mutants=(seen,), not_mutated=("f() was not mutated",))
     assert read_card(card.to_json()) == card
@@ -275,10 +275,6 @@ def test_mutants_are_on_the_card_and_on_its_page() -> None:
     assert "-a\n+b" in page
     assert "f() was not mutated" in page
     assert '"mutants"' not in CARD.to_json()
-
-
-def test_the_terminal_names_what_was_not_killed() -> None:
-    """Equivalent mutants by their names, survivors with their lines, and the count last."""
     ends = [
         MutantJudgement("claim: a", "killed", "order", "seen", "-a"),
         MutantJudgement("claim: b", "equivalent", None, "nothing reads b", "-b"),

@@ -366,13 +366,15 @@ class TestDsn:
             source = "SELECT source FROM pg_settings WHERE name = 'deadlock_timeout'"
             assert ask(conninfo, source) == "database"
 
-    def test_durability_is_the_servers_own(self) -> None:
-        """Whether commits survive a crash is what the server says, and described so."""
+    def test_durability_is_the_servers_own_and_a_standby_is_refused(self) -> None:
+        """Whether commits survive is what it says, and described so; a standby is refused."""
         assert GOOD.durable
         assert GOOD.description == "fsync=on, synchronous_commit=on"
         hasty = GOOD._replace(synchronous_commit="off")
         assert not hasty.durable
         assert hasty.description == "fsync=on, synchronous_commit=off (fast, not crash-safe)"
+        with pytest.raises(ServerUnavailableError, match="the DSN of its primary"):
+            sources._refuse(GOOD._replace(standby=True))
 
     @pytest.mark.parametrize("power", ["postgres", "pg_execute_server_program"])
     def test_power_is_refused(self, admin: str, door: Door, refusal: Refusal, power: str) -> None:
@@ -407,26 +409,19 @@ class TestDsn:
             name = conninfo_to_dict(conninfo)["dbname"]
             tell(conninfo, f'ALTER DATABASE "{name}" IS_TEMPLATE true')
 
-    def test_moments_are_read_whatever_their_style(self, admin: str, door: Door) -> None:
-        """The role's own setting, which its database's would not outdo."""
+    def test_what_the_role_has_set_is_no_harm(self, admin: str, door: Door) -> None:
+        """Its own style of dates, which its database's would not outdo, and its timers."""
         tell(admin, "ALTER ROLE alice SET DateStyle = 'German'")
         queue = load_text(queue_file(), "q.sql")
         with open_server(uri(door)) as server, open_lab(queue, server) as lab:
             before = lab.now()
             lab.advance(lab.until_aligned())
             assert lab.now() > before
-
-    def test_no_timer_ends_a_session(self, admin: str, door: Door) -> None:
-        """A worker that the scheduler keeps waiting would be cut off, by luck."""
+        # A worker that the scheduler keeps waiting would be cut off, by luck.
         timers = ["idle_session_timeout", "lock_timeout", "statement_timeout"]
         tell(admin, *(f"ALTER ROLE alice SET {timer} = '1h'" for timer in timers))
         with open_server(uri(door)) as server, server.database() as conninfo:
             assert [ask(conninfo, f"SHOW {timer}") for timer in timers] == ["0", "0", "0"]
-
-    def test_standby(self) -> None:
-        """A standby is refused."""
-        with pytest.raises(ServerUnavailableError, match="the DSN of its primary"):
-            sources._refuse(GOOD._replace(standby=True))
 
     @pytest.mark.usefixtures("before")
     def test_database_that_lets_nobody_in(self, door: Door) -> None:

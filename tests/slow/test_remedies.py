@@ -117,15 +117,13 @@ def test_what_an_author_wrote_stays(server: Server) -> None:
     assert "\n+     run_at     = clock_timestamp() + (1 + 0.1 * random())\n" in told
 
 
-def test_what_mends_one_story_of_several_is_not_told(server: Server) -> None:
-    """The recovery ends the job then, and still gives each crash its attempt back."""
-    assert advised(server, BROKEN / "retry_bound_crash_not_counted.sql", "retry-bound") == {}
-
-
-def test_what_breaks_the_contrary_is_not_told(
+def test_what_mends_one_story_of_several_is_not_told(
     server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A recovery that asks for no lease takes back what nobody may: no remedy for late ones."""
+    """Nor what breaks the contrary: neither is a remedy."""
+    # The recovery ends the job then, and still gives each crash its attempt back.
+    assert advised(server, BROKEN / "retry_bound_crash_not_counted.sql", "retry-bound") == {}
+    # A recovery that asks for no lease takes back what nobody may: no remedy for late ones.
     path = BROKEN / "stale_recovery_wrong_unit.sql"
     text = load(path).whole.replace(":lease * 60", ":lease * 0")
     fix = Fix("recover: no lease", "recover", text, 1, last=True)

@@ -130,8 +130,8 @@ def test_processes_that_are_frozen_are_not_waited_for(
     eventually(lambda: [one.exitcode for one in frozen] == [-signal.SIGKILL] * len(frozen))
 
 
-def test_what_is_left_is_not_asked_for(lab: Lab) -> None:
-    """Unless somebody else has announced it too."""
+def test_what_is_left_is_not_asked_for(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Unless somebody else has announced it; nor is a little, which in bits adds up."""
     with beside(lab, 2) as pool:
         crew = Crew(lab, calibrate(lab), 0, pool)
         crew.go_ahead([UNIT, UNIT])
@@ -139,10 +139,6 @@ def test_what_is_left_is_not_asked_for(lab: Lab) -> None:
         assert len(crew._ahead) == 1
         crew.leave([UNIT])
         assert not crew._ahead
-
-
-def test_a_little_work_is_done_by_one(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Before another process could begin; what is announced in bits adds up."""
     monkeypatch.setattr(work, "WORTH", 10)
     with beside(lab, 2) as pool:
         crew = Crew(lab, calibrate(lab), 0, pool)
