@@ -358,10 +358,8 @@ HOLDERS = ["w1 completes 1", "w1 fails 1", "w1 beats 1", "w2 recovers"]
     ],
 )
 def test_claim_heartbeat_and_recover_wait_for_nobody(before: str, blocker: str, asked: str) -> None:
-    """Rule 10: not for another's claim, open job or shared row, for a late worker or a reaper.
-
-    A heartbeat whose lease is fresh waits for no claim or recovery: they leave alone what lives.
-    """
+    """Rule 10: not for another's claim, open job or shared row, for a late worker or a reaper."""
+    # A heartbeat whose lease is fresh waits for no claim or recovery: they leave alone what lives.
     assert is_blocked(before, blocker, asked)
 
 
@@ -702,13 +700,10 @@ def test_what_a_heartbeat_extends(case: Case) -> None:
     a late heartbeat brings back nothing that another has claimed
         +31; w3 claims; w4 runs 1; w1 beats 1; w2 claims 2 => holds
     """,
-    "enqueue 1 2; w1 claims 1; {}",
+    "enqueue 1 2; w1 claims 1; {}",  # an empty claim of w3 lets the end of a lease be seen
 )
 def test_a_job_lives_and_counts_by_its_heartbeats(case: Case) -> None:
-    """A job that was extended runs until that is over, and fills a cap of one; else it does not.
-
-    An empty claim of a third worker lets the end of a lease be seen.
-    """
+    """A job that was extended runs until that is over, and fills a cap of one; else it does not."""
     found = check(Told(case.story).history, declared(cap=1)).violations
     assert [v.guarantee for v in found if v.guarantee == "concurrency-limit"] == case.breaks
 

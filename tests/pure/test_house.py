@@ -180,10 +180,8 @@ PUBLIC = ("library", "pytest_plugin", "queues.client", "queues.model", "report.c
 
 
 def test_parameters_and_errors_are_told() -> None:
-    """A public function with several parameters says what each is, and what it raises itself.
-
-    What a base of ours tells, or pytest of its hooks, is not told again.
-    """
+    """A public function with several parameters says what each is, and what it raises itself."""
+    # What a base of ours tells, or pytest of its hooks, is not told again.
     everywhere = {name: list(functions(TREES[f"queueproof.{name}"].body)) for name in PUBLIC}
     told = {function.name for found in everywhere.values() for function in found}
     lacking = [
@@ -232,15 +230,12 @@ def test_every_rule_that_is_named_is_written_down() -> None:
 
 
 def test_no_guarantee_is_a_special_case_elsewhere() -> None:
-    """What is true of one alone stands on its record: its id is no literal outside the catalogue.
-
-    Ids of one word are keys of a header as well, and are not looked for; the judge says what broke,
-    and a safe form what it may mend.
-    """
-    ids = {one for one in IDS if "-" in one}
+    """What is true of one alone stands on its record; its id is no literal elsewhere."""
+    ids = {one for one in IDS if "-" in one}  # those of one word are keys of a header as well
     found = [
         f"{module}: {node.value}"
         for module, tree in PARTS.items()
+        # The judge says what broke, and a safe form what it may mend.
         if part(module) not in {"guarantees", "judge", "advice"}
         for node in ast.walk(tree)
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value in ids

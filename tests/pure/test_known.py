@@ -219,9 +219,7 @@ UNJUDGED = "If the claim is still the proposal's, yours was not judged."
     ],
 )
 def test_a_proposal_says_so(todos: str, told: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """What `init` could not know stands there until somebody has looked at it, as its claim does.
-
-    Somebody's own claim is not called the proposal's.
-    """
+    """What `init` could not know stands there until somebody has looked at it, as the claim."""
+    # Somebody's own claim is not called the proposal's.
     _tell_todos(Output(), load_text(todos + SKIP_LOCKED, "q.sql"))
     assert capsys.readouterr().out == told

@@ -26,10 +26,8 @@ def test_every_exit_code_has_a_line() -> None:
 
 
 def test_guarantees_and_options_are_spelt_as_they_are(capsys: pytest.CaptureFixture[str]) -> None:
-    """Each option that it names is one, and so is each guarantee that it explains.
-
-    The help, too, says how long a profile takes, and on what machine; defaults stand there plain.
-    """
+    """Each option that it names is one, and so is each guarantee that it explains."""
+    # The help, too, says how long a profile takes, and on what machine; defaults stand there plain.
     run(["check", "--help"])
     run(["replay", "--help"])
     told = capsys.readouterr().out

@@ -89,10 +89,8 @@ def test_all_that_a_queue_offers_is_tried(name: str) -> None:
 
 @pytest.mark.parametrize("told", ["-- max_attempts = 3\n", ""])
 def test_a_late_worker_meets_its_jobs_next_life(told: str) -> None:
-    """A completion takes long: its lease is over, the job is taken back, and somebody has it.
-
-    So where no attempts are promised, and a recovery might end the job as well.
-    """
+    """A completion takes long: its lease is over, the job is taken back, and somebody has it."""
+    # So where no attempts are promised, and a recovery might end the job as well.
     queue = load_text(reference("-- max_attempts = 3\n", told), "q.sql")
     met = [zip(*races(one), strict=True) for one in Suite(Offer(queue, held=False)).meetings(FIRST)]
     late = [actors for actors, acts in met if acts == (["complete"], ["recover", "claim"])]

@@ -263,10 +263,8 @@ def test_a_job_that_recover_ended_refuses_its_old_holder() -> None:
 @pytest.mark.parametrize("late", ["completes", "fails", "beats"])
 @pytest.mark.parametrize("answer", ["accepted", "rejected"])
 def test_what_follows_a_jobs_end_changes_nothing(story: str, late: str, answer: Answer) -> None:
-    """Rule 6: a holder that repeats itself may be told either, and its job stays as it is.
-
-    But for a complete that ends what is to be tried again.
-    """
+    """Rule 6: a holder that repeats itself may be told either, and its job stays as it is."""
+    # But for a complete that ends what is to be tried again.
     *known, last = acts(f"{story}; w1 {late} 1 -> {answer}")
     done = life(known)
     ends = story == FAILED and (late, answer) == ("completes", "accepted")

@@ -23,10 +23,8 @@ WORDS = st.from_regex(r"[a-z_][a-z0-9_]{0,8}", fullmatch=True)
 
 @given(st.lists(st.sampled_from(DECOYS) | WORDS.map(":{}".format), max_size=12))
 def test_planted_parameters_are_found_and_all_else_is_sent_as_it_stands(pieces: list[str]) -> None:
-    """They are `:name` outside strings, comments, dollar bodies, casts and slices.
-
-    Putting the names back for their numbers gives the original, byte by byte.
-    """
+    """They are `:name` outside strings, comments, dollar bodies, casts and slices."""
+    # Putting the names back for their numbers gives the original, byte by byte.
     planted = [piece[1:] for piece in pieces if piece.startswith(":")]
     text = " , ".join(pieces)
     compiled = sqltext.compile_statement(text, move_clock=False)

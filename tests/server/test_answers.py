@@ -202,10 +202,7 @@ def test_what_a_class_returns_is_checked(operation: str, answer: object) -> None
 
 
 def test_what_a_class_yields_is_checked() -> None:
-    """An operation sends steps, and not for ever; what is no generator is no operation.
-
-    Nor does it end the process: status 0 would be that of a queue that holds.
-    """
+    """An operation sends steps, and not for ever; what is no generator is no operation."""
 
     class Mine(Answering):
         def install(self) -> Operation[None]:
@@ -223,7 +220,7 @@ def test_what_a_class_yields_is_checked() -> None:
             return []
 
         def complete(self) -> Operation[bool]:
-            os._exit(0)
+            os._exit(0)  # the status of a queue that holds
             yield
 
     before = os._exit

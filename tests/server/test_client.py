@@ -108,10 +108,8 @@ def raising(error: BaseException) -> type[Client]:
 
 
 def test_a_class_works_in_a_process_of_its_own(write: Write) -> None:
-    """What it offers, takes and promises is known before it runs, from attributes and signatures.
-
-    Sync and async methods alike; what its library prints does not disturb the answers.
-    """
+    """What it offers, takes and promises is known before, from attributes and signatures."""
+    # Sync and async methods alike; what its library prints does not disturb the answers.
     name = f"{write(SOUND)}:Mine"
     queue = hosted(name)
     assert name == queue.name

@@ -150,11 +150,8 @@ KEEPING_LITTLE = ("sound/delete_on_complete", "sound/ready_and_claimed")
     + [(path, Shape(10, 2, HOLD)) for path in ("skip_locked", "for_update")],
 )
 def test_a_sound_queue_is_drained_once(ground: Ground, path: str, shape: Shape) -> None:
-    """Every job is handed out once and completed, whatever the strategy and its steps.
-
-    Also where `complete` ends the transaction that its claim has begun. A claim that is held lasts
-    as long as that.
-    """
+    """Every job is handed out once and completed, whatever the strategy and its steps."""
+    # Also where `complete` ends the transaction that its claim has begun.
     found = measured(ground, strategy(path), shape, 60)
     assert all_done(found)
     assert (found.jobs, found.completed, found.claimed, found.rejected) == (60, 60, 60, 0)
@@ -255,10 +252,7 @@ def test_what_one_worker_costs_is_the_same_each_time(ground: Ground) -> None:
 
 
 def test_rows_that_a_claim_locks_are_counted(ground: Ground) -> None:
-    """Those that it takes, more where it sorts after it has locked; in an open transaction too.
-
-    Buffers of such a claim are not counted apart: its session hands nothing over before it ends.
-    """
+    """Those that it takes, more where it sorts after it has locked; in an open transaction too."""
     assert ground.count(queue(), 10)["rows_locked_per_claim"] == 10
     all_first = CLAIM.replace(
         "ORDER BY id LIMIT :limit FOR UPDATE SKIP LOCKED",
@@ -271,6 +265,7 @@ def test_rows_that_a_claim_locks_are_counted(ground: Ground) -> None:
         counted = ground.count(strategy(name), 1)
         assert counted["rows_locked_per_claim"] == 1
         assert counted["buffers_per_job"] > 0
+        # A session hands nothing over before its transaction ends.
         assert ("buffers_per_claim" in counted) == (name == "skip_locked")
 
 
@@ -354,10 +349,8 @@ def test_the_harness_stands_beside_pgbench(paced: Ground) -> None:
 
 
 def test_what_pgbench_cannot_run_has_no_yardstick(ground: Ground) -> None:
-    """Several statements in a block, a batch without complete_many, and who starts or completes.
-
-    What it rejects is told by its own first error, and has no rate of what was left.
-    """
+    """Several statements in a block, a batch without complete_many, and who starts or completes."""
+    # What it rejects is told by its own first error, and has no rate of what was left.
     for refused, batch in ((strategy("select_then_update"), 1), (queue(), 10)):
         assert pgbench(ground, refused, Shape(batch, 1), 10) is None
     for refused in (AT_MOST_ONCE, registered()):
@@ -645,10 +638,7 @@ def test_pytest_benchmark_reads_the_json(tmp_path: Path) -> None:
 
 
 def test_markdown_begins_with_the_answer() -> None:
-    """Then come the machine, the chart, the figures with spread and ratio, and the method.
-
-    A figure without fsync is not to be taken for one with it.
-    """
+    """Then come the machine, the chart, the figures with spread and ratio, and the method."""
     text = render.markdown(report(), "chart.svg")
     order = ["as a multiple of that: second", "2 cores", "(chart.svg)", "## Jobs/s, 4 workers"]
     order += ["## Method", "fsync=on"]
@@ -660,6 +650,7 @@ def test_markdown_begins_with_the_answer() -> None:
     assert "**In second 38% of the claims took a job that another worker had:**" in text
     assert "300 (**38%**)" in text
     assert "Not measured (n/a in the tables): second in batches of 10, 4 workers: it takes" in text
+    # A figure without fsync is not to be taken for one with it.
     loose = BenchReport(METHOD | {"durable": False}, report().entries)
     assert ["not durable" in one for one in (text, render.markdown(loose))] == [False, True]
 

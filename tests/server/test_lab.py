@@ -89,11 +89,8 @@ FORMS = [
 
 @pytest.mark.parametrize("form", FORMS)
 def test_every_form_of_the_time_moves(moved: Lab, form: str) -> None:
-    """Functions, keywords and literals of the time show the moved clock, and what calls them.
-
-    A function's own search_path or parsed body does not hide it; nor does an empty path, with
-    which nothing is found by a bare name, as for SECURITY DEFINER.
-    """
+    """Functions, keywords and literals of the time show the moved clock, and what calls them."""
+    # Neither a function's own search_path or parsed body hides it, nor an empty path.
     session = moved.session("w1")
     assert is_moved(ahead(session, form))
 
@@ -233,11 +230,8 @@ def labs(server: Server, humble: Server) -> Iterator[dict[str, Lab]]:
 @pytest.mark.parametrize("renew", [False, True])
 @pytest.mark.parametrize("who", ["superuser", "role"])
 def test_a_reset_brings_back_what_there_was(labs: dict[str, Lab], who: str, *, renew: bool) -> None:
-    """Rows, identities, generated columns, partitions and sequences come back; no trigger fires.
-
-    A table may refer to one that was created after it, whatever the role's rights. Turning the
-    physical order round changes no content.
-    """
+    """Rows, identities, generated columns, partitions and sequences come back; no trigger fires."""
+    # A table may refer to one that was created after it, whatever the role's rights.
     lab = labs[who]
     lab.reset(renew=renew)
     before = value(lab.session("w1"), CONTENTS)
@@ -297,10 +291,7 @@ ALTER TABLE jobs DISABLE TRIGGER never;
 
 @pytest.mark.parametrize("who", ["superuser", "role"])
 def test_no_rule_policy_or_trigger_acts_on_resets(server: Server, humble: Server, who: str) -> None:
-    """Rule 1: rows that a policy hides from their owner come back, and what is ALWAYS rests.
-
-    Afterwards those triggers fire again that did before.
-    """
+    """Rule 1: rows that a policy hides from their owner come back, and what is ALWAYS rests."""
     with open_lab(load_text(CALM, "queue.sql"), server if who == "superuser" else humble) as lab:
         lab.reset()
         lab.tables.rewrite()
@@ -309,7 +300,7 @@ def test_no_rule_policy_or_trigger_acts_on_resets(server: Server, humble: Server
         for row in ("one", "two"):
             session.run(f"SET settings.name = '{row}'")
             assert value(session, "SELECT count(*) FROM settings") == "1"
-        session.run("INSERT INTO jobs DEFAULT VALUES")
+        session.run("INSERT INTO jobs DEFAULT VALUES")  # which triggers note that did before
         assert value(session, "SELECT count(*) FROM log") == "2"
         with pytest.raises(ServerError, match="42501"):
             session.run("INSERT INTO settings VALUES ('three')")

@@ -240,10 +240,8 @@ def test_pgbouncer_breaks_what_lives_in_a_session(lab_of: LabOf) -> None:
     ids=["held", "planned"],
 )
 def test_pgbouncer_breaks_nothing_else(lab_of: LabOf, safe: str | Path, level: int) -> None:
-    """A held claim keeps its connection, and a crash rolls it back in time.
-
-    An error of planning a statement for its values comes without the pooler too.
-    """
+    """A held claim keeps its connection, and a crash rolls it back in time."""
+    # An error of planning a statement for its values comes without the pooler too.
     lab = lab_of(safe)
     seen = PROBES["pooler-safe"].watch(lab, calibrate(lab), level, untold)
     assert not seen.broken

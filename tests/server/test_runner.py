@@ -170,10 +170,7 @@ def test_a_deadlock_is_found_and_its_victim_is_always_the_same(lab_of: LabOf) ->
 
 
 def test_a_crash_rolls_an_open_transaction_back(lab_of: LabOf) -> None:
-    """Wherever a worker dies in its claim, the job is taken once or is free, never in between.
-
-    Between two transactions, of which one was committed, the answer is unknown.
-    """
+    """Wherever a worker dies in its claim, the job is taken once or is free, never in between."""
     program = play("w1 claims | nemesis crashes 1")
     answers = set()
     for _, run in every(lab_of(queue("FOR UPDATE SKIP LOCKED")), program):
@@ -182,6 +179,7 @@ def test_a_crash_rolls_an_open_transaction_back(lab_of: LabOf) -> None:
         taken = bool(mine) and mine[0].answer == "accepted"
         assert run.history.final == {"1": "running" if taken else "completed"}
     assert answers == {"pending", "accepted"}
+    # Between two transactions, of which one was committed, the answer is unknown.
     text = queue().replace("BEGIN;\n", "").replace("COMMIT;\n", "SELECT id FROM jobs WHERE id = 1;")
     runs = (run for _, run in every(lab_of(text), program))
     answers = {call.answer for run in runs for call in calls(run, "claim", "w1")}
@@ -222,15 +220,13 @@ def test_a_reaper_may_take_back_one_job_per_call(lab_of: LabOf) -> None:
 
 
 def test_heartbeats_are_sent_beside_their_workers_operation(lab_of: LabOf) -> None:
-    """Rule 3: a heartbeat may run on a second connection, in the midst of a complete, and wait.
-
-    Whoever crashes sends nothing more, on none of its connections.
-    """
+    """Rule 3: a heartbeat may run on a second connection, in the midst of a complete, and wait."""
     lab = lab_of(SKIP_LOCKED)
     runs = [run for _, run in every(lab, play("w1 claims; w1 completes | (w1) beats"))]
     beats = [call for run in runs for call in calls(run, "heartbeat", f"w1{HEARTBEATS}")]
     assert {call.answer for call in beats} == {"accepted", "rejected"}
     assert any(call.waits for call in beats)
+    # Whoever crashes sends nothing more, on none of its connections.
     crashing = [run for _, run in every(lab, play("w1 claims; w1 crashes | (w1) beats"))]
     for run in crashing:
         crashed = run.history.of_kind("crash")[0].index

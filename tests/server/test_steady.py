@@ -178,16 +178,14 @@ def test_copies_of_a_partitioned_table_go_where_they_belong(lab_of: LabOf) -> No
 
 
 def test_a_partial_index_keeps_a_claim_cheap(lab_of: LabOf) -> None:
-    """Neither finished nor waiting jobs make the claim of a sound queue dearer.
-
-    Afterwards the tables are empty, the sequences restarted, and the planner knows nothing.
-    """
+    """Neither finished nor waiting jobs make the claim of a sound queue dearer."""
     lab = lab_of(queue())
     for kind in ("finished", "waiting"):
         found = slope(lab, kind, 640, MANY)
         assert not found.broken
         assert [cost.content.jobs for cost in found.costs] == [0, 200, 640, MANY]
         assert 0 < found.costs[-1].buffers < 50
+        # The planner knows nothing, the tables are empty, and the sequences restarted.
         known = "SELECT count(*) FROM pg_stats WHERE schemaname = 'queue' AND tablename = 'jobs'"
         assert lab.execute(known) == [(0,)]
         size = "pg_relation_size('public.jobs'), reltuples FROM pg_class WHERE relname = 'jobs'"

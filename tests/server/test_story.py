@@ -82,10 +82,8 @@ GOLDEN = """\
 
 @pytest.mark.parametrize("column", ["bigserial", "uuid DEFAULT gen_random_uuid()"])
 def test_a_story_is_stable(lab_of: LabOf, column: str) -> None:
-    """A story names the guarantee, the breach, the turns, what was read, the SQL and the harm.
-
-    The same is told of every run, also where the ids are random.
-    """
+    """A story names the guarantee, the breach, the turns, what was read, the SQL and the harm."""
+    # The same is told of every run, also where the ids are random.
     lab = lab_of(QUEUE.format(id=column))
     failure = find(Runner(lab), declare(offered(lab)), RACE, "single-claim", budget=100)
     assert failure is not None

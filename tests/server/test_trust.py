@@ -166,10 +166,8 @@ def trusting() -> Iterator[Server]:
 
 @pytest.mark.parametrize("names", TOGETHER, ids=lambda names: names[0])
 def test_no_rights_are_lent(own: Server, dsn: str, seen: Path, names: Sequence[str]) -> None:
-    """No statement of the harness's own lends the queue's code a superuser's rights.
-
-    Measuring, filling and racing run as the queue's role, and so does what drops the database.
-    """
+    """No statement of the harness's own lends the queue's code a superuser's rights."""
+    # Measuring, filling and racing run as its role, and so does what drops the database.
     tell(dsn, "ALTER ROLE queueproof NOSUPERUSER")  # an attack before has succeeded
     with open_lab(hostile(seen, *names), own) as lab:
         offer = calibrate(lab)

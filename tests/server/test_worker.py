@@ -167,10 +167,7 @@ def test_a_wrong_description_says_how_to_write_it(answer: dict[str, Any], messag
 
 
 def test_a_message_holds_what_the_operation_takes(described: WorkerQueue) -> None:
-    """Durations become seconds, the payload an object; what is left open is the header's.
-
-    A database is named by a URI: client libraries outside libpq read nothing else.
-    """
+    """Durations become seconds, the payload an object; what is left open is the header's."""
     spec = {"payload": '{"n": 1}', "priority": 2, "delay": timedelta(seconds=1.5), "queue": "a"}
     expected = {"payload": {"n": 1}, "priority": 2, "delay": 1.5, "queue": "a", "max_attempts": 3}
     assert {"op": "enqueue", "jobs": [expected]} == described.request("enqueue", **spec)
@@ -178,6 +175,7 @@ def test_a_message_holds_what_the_operation_takes(described: WorkerQueue) -> Non
     assert described.request("claim", worker="u", limit=2, queue="a", age=None) == claim
     assert described.request("cleanup", age=timedelta(minutes=1)) == {"op": "cleanup", "age": 60}
     assert described.request("clock", ahead=-3.5) == {"op": "clock", "ahead": -3.5}
+    # Client libraries outside libpq read nothing but a URI.
     dsn, uri = "host=/tmp/socket dbname=q user=me", "postgresql:///q?user=me&host=/tmp/socket"
     init = described.request("init", dsn=dsn, queue="default")
     assert init == {"op": "init", "dsn": uri, "queue": "default"}

@@ -104,10 +104,8 @@ def test_an_interrupted_endurance_keeps_the_phases_that_are_whole(endured: Bench
 
 
 def test_a_build_fails_on_what_an_old_snapshot_costs(endured: BenchReport) -> None:
-    """The slope of buffers under it is a counter; without endurance there is none.
-
-    The one counts a hundred and more per 1,000 claims, the other, whose trees grow, up to ten.
-    """
+    """The slope of buffers under it is a counter; without endurance there is none."""
+    # The one counts a hundred and more per 1,000 claims, the other, whose trees grow, up to ten.
     status, appended = endured.entries
     condition = Condition.of("buffers_slope_old_snapshot > 40")
     (told,) = condition.judge(endured.entries)

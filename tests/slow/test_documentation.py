@@ -108,10 +108,7 @@ def said(output: str) -> re.Pattern[str]:
 
 @pytest.mark.parametrize(("page", "commands"), [("tutorial.md", 9), ("howto/python.md", 1)])
 def test_a_page_does_what_it_says(page: str, commands: int, tmp_path: Path) -> None:
-    """Its files, commands, outputs and exit codes are so, from the first to the last.
-
-    The tutorial takes most of a minute: its reader has a queue checked and mended, and so it is.
-    """
+    """Its files, commands, outputs and exit codes are so, from the first to the last."""
     code, seen = 0, 0
     for block in _BLOCK.finditer((ROOT / "docs" / page).read_text(encoding="utf-8")):
         match block["kind"]:

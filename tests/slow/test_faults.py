@@ -196,10 +196,8 @@ def test_a_terminated_worker_has_lost_the_claim_that_was_its_transaction(lab_of:
 
 @pytest.mark.parametrize("header", ['order = "fifo"', 'lease = "30 seconds"'])
 def test_a_claim_that_is_a_lock_of_the_session_is_not_accused(lab_of: LabOf, header: str) -> None:
-    """A worker that is told of its broken connection knows what its claim rested on.
-
-    Where nothing rests on the session, it keeps its claims.
-    """
+    """A worker that is told of its broken connection knows what its claim rested on."""
+    # Where nothing rests on the session, it keeps its claims.
     assert not calibrate(lab_of(REFERENCE)).tied
     lab = lab_of(SESSION_LOCK.format(header=header))
     assert calibrate(lab).tied

@@ -282,10 +282,8 @@ CREATE SCHEMA queue;"""
 
 @pytest.mark.parametrize(("path", "jobs"), [("public", "jobs"), ("''", "public.jobs")])
 def test_what_names_no_schema_is_meant_for_public(lab_of: LabOf, path: str, jobs: str) -> None:
-    """So a function finds the tables that is pinned there, and one that names it; so does a block.
-
-    And no name of a schema is taken.
-    """
+    """So a function finds the tables that is pinned there, or one that names it, and a block."""
+    # And no name of a schema is taken.
     more, claim = PINNED.format(path=path, jobs=jobs), "SELECT take AS id FROM public.take();"
     lab = lab_of(queue_file(more=more, claim=claim, complete="", jobs=""))
     assert judged(lab, "single-claim")["single-claim"].verdict == "holds"

@@ -201,10 +201,8 @@ def judged(mutants: Mutants, card: Card = CARD) -> dict[str, MutantJudgement]:
 
 
 def test_a_mutant_is_killed_survives_or_is_equivalent(tmp_path: Path) -> None:
-    """A guarantee kills, and what none kills survives, unless it is known that it cannot matter.
-
-    What could not be asked is named.
-    """
+    """A guarantee kills, and what none kills survives, unless it is known that it cannot matter."""
+    # What could not be asked is named.
     mutants = written(tmp_path, f'"{NO_SKIP}" = "for this test"')
     unread, lost = "claim: SET seen_at dropped", "claim: SET status dropped"
     unknown = replace(OTHERS[0], verdict="inconclusive")

@@ -190,10 +190,8 @@ class TestEmbedded:
 
     @pytest.mark.sample
     def test_is_what_its_label_says(self, server: Server) -> None:
-        """The label names version, source and durability, and the server agrees.
-
-        Its programs stand in a directory of their own.
-        """
+        """The label names version, source and durability, and the server agrees."""
+        # Its programs stand in a directory of their own.
         assert server.bin_directory
         assert {"psql", "pgbench"} <= {one.name for one in server.bin_directory.iterdir()}
         with server.database() as conninfo:
@@ -220,10 +218,7 @@ class TestEmbedded:
 
     @pytest.mark.parametrize("killed", [False, True])
     def test_is_gone_afterwards_without_a_trace(self, temporary: Path, *, killed: bool) -> None:
-        """After the block neither directory nor process nor shared memory is there.
-
-        A server that is killed in the block spoils neither its end nor leaves a trace.
-        """
+        """Neither directory nor process nor shared memory is there, be it killed in the block."""
         with open_server("embedded") as server, server.database() as conninfo:
             assert list(temporary.iterdir())
             pid, segment = postmaster(conninfo)
