@@ -155,7 +155,7 @@ def begun(begin: Begin, cluster: Cluster) -> tuple[Any, ...]:
 
 
 def test_a_signal_ends_it_everywhere(cluster: Cluster, begin_command: Begin) -> None:
-    """The workers' processes and servers are gone, the workers themselves stay."""
+    """The workers' processes and servers are gone, after kill -9 too; the workers stay."""
     cluster.have(2)
     check, left = begun(begin_command, cluster)
     check.send_signal(signal.SIGINT)
@@ -163,6 +163,10 @@ def test_a_signal_ends_it_everywhere(cluster: Cluster, begin_command: Begin) -> 
     assert (check.returncode, len(said.splitlines())) == (130, 1), said
     cluster.wait_for_end(left)
     assert [worker.poll() for worker in cluster.workers] == [None, None]
+    check, left = begun(begin_command, cluster)
+    check.kill()
+    check.wait(LONG)
+    cluster.wait_for_end(left)
 
 
 def test_a_late_answer_is_not_told(cluster: Cluster, caplog: pytest.LogCaptureFixture) -> None:
@@ -175,14 +179,6 @@ def test_a_late_answer_is_not_told(cluster: Cluster, caplog: pytest.LogCaptureFi
         client.sync(lose)
     gc.collect()
     assert caplog.text == ""
-
-
-def test_a_check_that_was_killed_leaves_nothing(cluster: Cluster, begin_command: Begin) -> None:
-    """Not even where nobody could tell the workers."""
-    check, left = begun(begin_command, cluster)
-    check.kill()
-    check.wait(LONG)
-    cluster.wait_for_end(left)
 
 
 def test_a_scheduler_that_goes_is_told(server: Server, cluster: Cluster) -> None:
@@ -307,10 +303,13 @@ def stranger(request: pytest.FixtureRequest) -> Iterator[int]:
 
 
 def test_what_can_be_no_address_is_refused_at_once(capsys: pytest.CaptureFixture[str]) -> None:
-    """Not even a file that is not there is looked at before."""
+    """Not even a missing file is looked at before; for TLS what is missing is named."""
     assert cli.run(["check", "no such file.sql", "--cluster", "localhost"]) == Exit.UNUSABLE
     told = "queueproof: --cluster 'localhost': write tcp://host:port of a scheduler\n"
     assert capsys.readouterr().err == told
+    told = r"tls:// needs certificates: see `distributed\.comm\.tls`"
+    with pytest.raises(QueueproofError, match=told), joined("tls://127.0.0.1:9"):
+        pass
 
 
 @pytest.mark.parametrize("stranger", [b"", HTTP, b"\0" * 64], indirect=True, ids=repr)
@@ -319,13 +318,6 @@ def test_who_is_no_scheduler_is_told_soon(stranger: int, monkeypatch: pytest.Mon
     monkeypatch.setattr(waits, "CONNECT", 1.0)
     told = rf"no dask scheduler answers at tcp://127\.0\.0\.1:{stranger} within 1 s: "
     with pytest.raises(QueueproofError, match=told), joined(f"tcp://127.0.0.1:{stranger}"):
-        pass
-
-
-def test_tls_needs_certificates() -> None:
-    """What is missing is named, where it is set."""
-    told = r"tls:// needs certificates: see `distributed\.comm\.tls`"
-    with pytest.raises(QueueproofError, match=told), joined("tls://127.0.0.1:9"):
         pass
 
 

@@ -107,13 +107,9 @@ def test_fifteen_percent_more_work_is_found(seed: int) -> None:
 
 
 def test_a_quiet_machine_ends_an_even_comparison_early() -> None:
-    """An interval close around 1 needs no further rounds."""
+    """An interval close around 1 needs no further rounds; the same seed gives the same finding."""
     found = judged(1.0, 0.01, 0)
     assert (found.verdict, found.sure, found.rounds) == ("no difference seen", True, LEAST)
-
-
-def test_the_same_rounds_and_seed_give_the_same_finding() -> None:
-    """The bootstrap is seeded."""
     assert judged(1.1, 0.2, 3) == judged(1.1, 0.2, 3)
 
 
@@ -129,9 +125,11 @@ def test_a_budget_that_ends_leaves_one_look() -> None:
     assert (later.verdict, later.looks) == ("slower", 1)
 
 
-def test_the_middle_does_not_move_with_a_stall() -> None:
-    """A round that took ten times as long is not in it."""
+def test_the_middle_and_the_spread_of_rounds() -> None:
+    """A round that took ten times as long is not in the middle; a single one has no spread."""
     assert decide.centre([0.1, 0.1, 0.1, 0.1, 2.3]) == pytest.approx(0.1)
+    assert numbers.with_spread([1234.0]) == "1,200 (1 round)"
+    assert numbers.with_spread([900.0, 1000.0, 1100.0]) == "1,000 ±10%"
 
 
 @pytest.mark.parametrize(
@@ -167,12 +165,6 @@ def test_a_budget_that_is_none_is_refused(text: str) -> None:
 def test_spread_decides_the_digits(value: float, spread: float | None, shown: str) -> None:
     """The last digit is the first uncertain one; there are two at most."""
     assert shown == numbers.rounded(value, spread)
-
-
-def test_a_single_round_says_so() -> None:
-    """It has no spread that it could name."""
-    assert numbers.with_spread([1234.0]) == "1,200 (1 round)"
-    assert numbers.with_spread([900.0, 1000.0, 1100.0]) == "1,000 ±10%"
 
 
 def counted(queue: str, buffers: float, batch: int = 10) -> Series:

@@ -87,7 +87,7 @@ def test_without_a_cache_tokens_are_told(cache: Path, capsys: pytest.CaptureFixt
 
 
 def test_a_card_names_the_stories_of_what_is_broken() -> None:
-    """One of a guarantee has its id; of several each has a number; an accepted break is apart."""
+    """One has its id, of several each a number; what is accepted is apart, and can be seen."""
     more = (Break("b", "told", None),)
     found = [
         Judgement("order", "broken", "a", "story", "T"),
@@ -97,6 +97,10 @@ def test_a_card_names_the_stories_of_what_is_broken() -> None:
     card = Card("q", "p", 0, 1.0, found)
     assert [*card.breaks] == ["order", "fencing.1", "fencing.2"]
     assert [*card.accepted] == ["backoff"]
+    known = [Judgement("backoff", "accepted", "a", "story", "T")]
+    out = Output(written := StringIO())
+    print_breaks(out, Card("q", "p", 0, 1.0, known), "queueproof replay q.sql", named=True)
+    assert written.getvalue() == "See what is accepted: queueproof replay q.sql backoff\n\n"
 
 
 REPLAY = ("queueproof", "replay", "q.sql")
@@ -196,14 +200,6 @@ def test_the_line_of_a_fix_is_a_whole_sentence(name: str) -> None:
     fix = written.getvalue().partition("Fix: ")[2].partition("\n\n")[0]
     assert fix
     assert fix.count("`") % 2 == 0
-
-
-def test_what_is_accepted_can_be_seen() -> None:
-    """The summary of a queue whose breaks are declared names the command that tells the first."""
-    found = [Judgement("backoff", "accepted", "a", "story", "T")]
-    out = Output(written := StringIO())
-    print_breaks(out, Card("q", "p", 0, 1.0, found), "queueproof replay q.sql", named=True)
-    assert written.getvalue() == "See what is accepted: queueproof replay q.sql backoff\n\n"
 
 
 UNJUDGED = "If the claim is still the proposal's, yours was not judged."

@@ -128,8 +128,8 @@ def test_every_form_says_what_it_may_mend() -> None:
         assert set(form.mends.split()) <= set(CATALOGUE)
 
 
-def test_comments_and_layout_beside_a_change_stay() -> None:
-    """Each line that is not the change's own is kept, and a block takes what it took."""
+def test_a_change_touches_nothing_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each line that is not the change's own is kept; `git apply` makes the mended file of it."""
     queue = draft("fencing_id_only")
     lines = queue.text.splitlines()
     for fix in offered("fencing_id_only").values():
@@ -139,10 +139,6 @@ def test_comments_and_layout_beside_a_change_stay() -> None:
         blocks = Draft(fix.text, queue.path).queue.blocks
         for name, block in queue.queue.blocks.items():
             assert blocks[name].used.keys() >= block.used.keys()
-
-
-def test_a_diff_is_one_that_git_takes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Applied to the user's file it gives the mended one."""
     monkeypatch.chdir(tmp_path)
     text, path = draft("fencing_id_only").text, tmp_path / "queue.sql"
     mended = offered("fencing_id_only")[FORMS["fencing_id_only"]].text

@@ -321,15 +321,12 @@ def test_an_operation_whose_answer_was_lost_may_have_happened_or_not(story: str)
     assert set(before) < set(steps(before, last))
 
 
-def test_a_crash_of_somebody_else_changes_nothing() -> None:
-    """Only the holder's crash counts."""
+def test_only_what_the_holder_does_counts() -> None:
+    """Only the holder's crash counts; other operations of its own may move the certain end."""
     *known, crash = acts(f"{CLAIMED}; w2 crashes")
     running = life(known)
     assert steps(running, crash) == running
-
-
-def test_another_operation_may_beat_for_what_its_worker_holds() -> None:
-    """It moves the certain end of the lease, and not its certain run."""
+    # A sign moves the certain end of the lease, and not its certain run.
     *known, mine, theirs = (
         act._replace(kind="sign") if act.call.began > 1 else act
         for act in acts(f"{CLAIMED}; +24; w1 claims; w2 claims")

@@ -72,7 +72,7 @@ def logged_in(bench: Bench) -> tuple[Raw, Connection]:
 
 
 def test_a_statement_prepared_earlier_is_shown(holding: Bench) -> None:
-    """An Execute shows the SQL that its name was prepared with, until the name is closed."""
+    """An Execute shows what its name was prepared with until it is closed; a refusal leaves it."""
 
     def act(low: Low) -> None:
         low.prepare(b"add", b"INSERT INTO jobs VALUES ($1)")
@@ -89,11 +89,7 @@ def test_a_statement_prepared_earlier_is_shown(holding: Bench) -> None:
     assert steps == [*added, Held("execute", "DELETE FROM jobs WHERE id = $1", ("1",))]
     assert holding.ids() == [2]
 
-
-def test_a_refused_parse_leaves_the_name_as_it_was(holding: Bench) -> None:
-    """A name that the server refuses to prepare again keeps its statement."""
-
-    def act(low: Low) -> list[str]:
+    def refused(low: Low) -> list[str]:
         return [
             low.prepare(b"add", b"INSERT INTO jobs VALUES ($1)"),
             low.prepare(b"add", b"DELETE FROM jobs WHERE id = $1"),  # the name is taken
@@ -102,10 +98,9 @@ def test_a_refused_parse_leaves_the_name_as_it_was(holding: Bench) -> None:
             low.execute(b"add", b"1"),
         ]
 
-    client = holding.start(libpq, holding.dsn, act)
+    client = holding.start(libpq, holding.dsn, refused)
     steps = holding.let_all(client)
-    added = Held("execute", "INSERT INTO jobs VALUES ($1)", ("1",))
-    assert steps == [Held("execute", "", ()), added, COMMIT]
+    assert steps == [Held("execute", "", ()), added[0], COMMIT]
     assert holding.finish(client) == ["COMMAND_OK", *["FATAL_ERROR"] * 3, "INSERT 0 1"]
 
 
@@ -131,7 +126,7 @@ def pipeline(statements: Sequence[str], *, syncs: Sequence[int] = ()) -> Callabl
 
 
 def test_executes_of_a_pipeline_are_steps(holding: Bench) -> None:
-    """Several Executes before one Sync are several steps, and the Sync commits them all."""
+    """Several before one Sync are several steps, which it commits; what an error skips is none."""
     sent = [f"INSERT INTO jobs VALUES ({n})" for n in (1, 2, 3)]
     client = holding.start(libpq, holding.dsn, pipeline(sent, syncs=[1]))
     for sql in sent[:2]:
@@ -144,6 +139,16 @@ def test_executes_of_a_pipeline_are_steps(holding: Bench) -> None:
     assert holding.let_all(client) == [Held("execute", sent[2]), COMMIT]
     first, second = ["INSERT 0 1"] * 2, ["INSERT 0 1"]
     assert holding.finish(client) == [*first, "PIPELINE_SYNC", *second, "PIPELINE_SYNC"]
+    # What the server ignores after an error is no step; what follows the Sync is again.
+    sent = ["SELEC", "INSERT INTO jobs VALUES (1)", "INSERT INTO jobs VALUES (2)"]
+    client, connection = holding.start_held(libpq, holding.dsn, pipeline(sent, syncs=[1]))
+    holding.let(connection)
+    assert connection.error is not None
+    assert (connection.error[0], connection.tag) == ("42601", "")
+    assert holding.let_all(client) == [Held("execute", sent[2]), COMMIT]
+    failed = ["FATAL_ERROR", "PIPELINE_ABORTED"]
+    assert holding.finish(client) == [*failed, "PIPELINE_SYNC", "INSERT 0 1", "PIPELINE_SYNC"]
+    assert holding.ids() == [1, 2, 2, 3]
 
 
 @pytest.mark.parametrize(
@@ -164,19 +169,6 @@ def test_a_sync_is_a_step_where_it_commits(holding: Bench, sent: list[str], step
     found = holding.let_all(holding.start(libpq, holding.dsn, pipeline(sent)))
     assert [step.sql for step in found[: len(sent)]] == sent
     assert len(found) == steps
-
-
-def test_a_pipeline_goes_on_after_an_error(holding: Bench) -> None:
-    """What the server ignores after an error is no step; what follows the Sync is again."""
-    sent = ["SELEC", "INSERT INTO jobs VALUES (1)", "INSERT INTO jobs VALUES (2)"]
-    client, connection = holding.start_held(libpq, holding.dsn, pipeline(sent, syncs=[1]))
-    holding.let(connection)
-    assert connection.error is not None
-    assert (connection.error[0], connection.tag) == ("42601", "")
-    assert holding.let_all(client) == [Held("execute", sent[2]), COMMIT]
-    failed = ["FATAL_ERROR", "PIPELINE_ABORTED"]
-    assert holding.finish(client) == [*failed, "PIPELINE_SYNC", "INSERT 0 1", "PIPELINE_SYNC"]
-    assert holding.ids() == [2]
 
 
 def test_a_commit_that_fails(holding: Bench) -> None:
@@ -343,29 +335,25 @@ def test_connections_are_known_by_owner(bench: Bench) -> None:
     second.close()
 
 
-def test_a_client_that_dies_while_held(holding: Bench) -> None:
-    """What a dead client had not got through the gate never reaches the server."""
+def test_a_client_or_a_backend_that_dies_while_held(holding: Bench) -> None:
+    """What it had not got through never reaches the server; a backend's end is told its client."""
     raw, connection = sent(holding, protocol.query("INSERT INTO jobs VALUES (1)"))
     raw.close()
     holding.until(lambda: connection.closed)
     assert connection.held is None
     holding.until_gone(connection.pid)
     assert holding.ids() == []
+    client, connection = holding.start_held(by_psycopg, holding.dsn, [INSERT])
+    holding.direct.execute("SELECT pg_terminate_backend(%s)", [connection.pid])
+    holding.until(lambda: connection.closed)
+    with pytest.raises(psycopg.errors.AdminShutdown):
+        holding.finish(client)
 
 
 def test_a_client_that_leaves_at_once(bench: Bench) -> None:
     """What a client has sent before it went reaches the server, with nothing held."""
     Raw(bench).log_in(protocol.query("INSERT INTO jobs VALUES (1)") + protocol.message("X")).close()
     bench.until_server("SELECT count(*) = 1 FROM jobs")
-
-
-def test_a_backend_that_is_terminated(holding: Bench) -> None:
-    """A client whose backend is ended is told so, and its connection is gone."""
-    client, connection = holding.start_held(by_psycopg, holding.dsn, [INSERT])
-    holding.direct.execute("SELECT pg_terminate_backend(%s)", [connection.pid])
-    holding.until(lambda: connection.closed)
-    with pytest.raises(psycopg.errors.AdminShutdown):
-        holding.finish(client)
 
 
 @pytest.mark.parametrize("version", ["3.0", "3.2"])

@@ -287,13 +287,22 @@ def test_messages_are_answered_one_by_one(spawn: Spawn) -> None:
     assert (worker.take(), worker.answer) == ({"op": "x"}, None)
 
 
-def test_an_answer_counts_although_its_worker_ends(spawn: Spawn) -> None:
-    """What it has said stands; that it is gone is told at the next message."""
+def test_an_answer_counts_that_comes_after_its_question(spawn: Spawn) -> None:
+    """What it has said stands, and its end is told next; what was there before is no answer."""
     worker = spawn("input(); print('{}', flush=True); raise SystemExit(3)")
     assert worker.ask({"op": "claim"}) == {}
     eventually(lambda: not worker.alive, "a worker to end")
     with pytest.raises(WorkerError, match=r'exit status 3, asked \{"op": "fail"\}'):
         worker.ask({"op": "fail"})
+    worker = spawn(
+        "import signal; signal.pthread_sigmask(signal.SIG_BLOCK, {10}); input(); "
+        "print('{}', flush=True); signal.sigwait({10}); print('{}', flush=True); input()"
+    )
+    worker.ask({"op": "first"})
+    os.kill(worker.pid, 10)
+    select.select([worker.stdout], [], [])
+    with pytest.raises(WorkerError, match="a line that nobody asked for"):
+        worker.ask({"op": "second"})
 
 
 @each(r"""
@@ -326,19 +335,6 @@ def test_a_worker_that_hangs_is_given_up(spawn: Spawn, monkeypatch: pytest.Monke
     monkeypatch.setattr("queueproof.waits.ANSWER", 0.2)
     with pytest.raises(WorkerError, match="does not read what it is asked"):
         spawn("import signal; signal.pause()").send({"op": "x", "text": "x" * 200_000})
-
-
-def test_a_line_between_two_messages_is_no_answer(spawn: Spawn) -> None:
-    """What was there before the question does not answer it."""
-    worker = spawn(
-        "import signal; signal.pthread_sigmask(signal.SIG_BLOCK, {10}); input(); "
-        "print('{}', flush=True); signal.sigwait({10}); print('{}', flush=True); input()"
-    )
-    worker.ask({"op": "first"})
-    os.kill(worker.pid, 10)
-    select.select([worker.stdout], [], [])
-    with pytest.raises(WorkerError, match="a line that nobody asked for"):
-        worker.ask({"op": "second"})
 
 
 def test_the_end_of_a_talkative_workers_log_is_shown(spawn: Spawn) -> None:

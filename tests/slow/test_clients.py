@@ -109,13 +109,16 @@ def test_a_statement_and_its_commit_are_steps_of_their_own(lab_of: LabOf) -> Non
     assert answers(made, "claim")[:2] == [("w1", "accepted", ("1",)), ("w2", "accepted", ())]
 
 
-def test_a_story_knows_the_statement_and_its_parameters(lab_of: LabOf) -> None:
-    """What the worker's library sends is read from the wire."""
+def test_a_story_knows_the_statements_and_their_parameters(lab_of: LabOf) -> None:
+    """What the library sends is read from the wire; its own BEGIN and COMMIT are statements."""
     made = run(lab_of(), TWO_CLAIMS)
     step = next(beat.step for beat in made.trace if beat.event == "sql" and beat.actor == "w1")
     assert step is not None
     assert "FOR UPDATE SKIP LOCKED" in step.sql
     assert step.params["2"] == "1"
+    made = run(lab_of((ONE_STEP, IN_A_TRANSACTION)), TWO_CLAIMS, 0, 1)
+    sent = [b.text.split()[0] for b in made.trace if b.event == "sql" and b.actor == "w1"]
+    assert sent[:3] == ["BEGIN", "UPDATE", "COMMIT"]
 
 
 def test_a_claim_that_waits_is_seen_to_wait(lab_of: LabOf) -> None:
@@ -123,13 +126,6 @@ def test_a_claim_that_waits_is_seen_to_wait(lab_of: LabOf) -> None:
     made = run(lab_of(("SKIP LOCKED", "")), TWO_CLAIMS, 0, 1)
     (waits,) = [call.waits for call in made.history.of_kind("claim")[1:2]]
     assert [wait.blocker for wait in waits] == ["w1"]
-
-
-def test_an_explicit_transaction_is_stepped_statement_by_statement(lab_of: LabOf) -> None:
-    """BEGIN and COMMIT of the library's own are its statements."""
-    made = run(lab_of((ONE_STEP, IN_A_TRANSACTION)), TWO_CLAIMS, 0, 1)
-    sent = [b.text.split()[0] for b in made.trace if b.event == "sql" and b.actor == "w1"]
-    assert sent[:3] == ["BEGIN", "UPDATE", "COMMIT"]
 
 
 @pytest.mark.parametrize("time", ["now()", "CURRENT_TIMESTAMP"])

@@ -12,7 +12,7 @@ from workshop.conformance import Failure, Row, _examine_all, _put, _state, exami
 
 
 def test_a_queue_that_cannot_be_judged_takes_no_other_with_it(tmp_path: Path) -> None:
-    """What is wrong with one is told beside what is found on the others."""
+    """What is wrong with one is told beside the others, be it that it has killed its process."""
     (tmp_path / "peers").mkdir()
     (tmp_path / REMARKS).touch()
     for name in ("one", "two"):
@@ -22,6 +22,11 @@ def test_a_queue_that_cannot_be_judged_takes_no_other_with_it(tmp_path: Path) ->
         found = told[name]
         assert isinstance(found, Failure)
         assert f"{name}.sql:" in found.message
+    judged = {one.name: one for one in _examine_all(["one", "deadly", "two"], _dies, None)}
+    deadly = judged.pop("deadly")
+    assert judged == {name: Failure(name, "judged") for name in ("one", "two")}
+    assert isinstance(deadly, Failure)
+    assert "its process ended" in deadly.message
 
 
 def test_a_card_is_made_once_from_the_same(tmp_path: Path) -> None:
@@ -43,12 +48,3 @@ def _dies(name: str) -> Failure:
     if name == "deadly":
         os.kill(os.getpid(), signal.SIGKILL)
     return Failure(name, "judged")
-
-
-def test_a_process_that_dies_takes_no_other_queue_with_it() -> None:
-    """The queue that killed it is named, and the others are judged all the same."""
-    told = {one.name: one for one in _examine_all(["one", "deadly", "two"], _dies, None)}
-    deadly = told.pop("deadly")
-    assert told == {name: Failure(name, "judged") for name in ("one", "two")}
-    assert isinstance(deadly, Failure)
-    assert "its process ended" in deadly.message

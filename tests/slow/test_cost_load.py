@@ -224,7 +224,7 @@ def interrupted(dsn: str, times: int, run: Callable[[Setting], object]) -> list[
 
 
 def test_an_interrupted_run_keeps_the_rounds_that_are_whole(dsn: str) -> None:
-    """The second counted round was half done: the first is kept; without one nothing is."""
+    """Half rounds are dropped, and nothing is kept without a whole one; too few say nothing."""
     plan = groups([queue(), strategy("skip_locked")], [1], [1])
     (found,) = interrupted(dsn, 8, lambda setting: measure(plan, setting))
     assert [len(entry.runs) for entry in found.entries] == [1, 1]
@@ -232,10 +232,6 @@ def test_an_interrupted_run_keeps_the_rounds_that_are_whole(dsn: str) -> None:
     assert "it was interrupted" in render.markdown(found)
     plan = groups([queue()], [1], [1])
     assert not interrupted(dsn, 3, lambda setting: measure(plan, setting))
-
-
-def test_an_interrupted_comparison_is_judged_by_its_whole_rounds(dsn: str) -> None:
-    """They are too few to be sure, which is said."""
     (pair,) = groups([queue(), queue()], [10], [1])
     (found,) = interrupted(dsn, 12, lambda setting: compare(pair, setting))
     assert found.method["comparison"]["verdict"] == "no difference seen"

@@ -134,7 +134,7 @@ def serving(directory: Path) -> bool:
 
 
 def test_what_was_lost_is_the_answer(lab_of: LabOf) -> None:
-    """The server has completed the job; the worker is gone, and its call is unknown."""
+    """The server has completed, and the call is unknown; before COMMIT it has rolled back."""
     run = Runner(lab_of(REFERENCE)).run(play("w1 claims; nemesis loses 1; w1 completes"))
     (lost,) = calls(run, "complete", "w1")
     assert lost.answer == "unknown"
@@ -142,10 +142,6 @@ def test_what_was_lost_is_the_answer(lab_of: LabOf) -> None:
     assert run.history.final == {lost.refs[0].job: "completed"}
     assert calls(run, "crash", "w1")
     assert run.faults == [("lose", "complete", 1)]
-
-
-def test_an_open_transaction_is_lost_with_its_connection(lab_of: LabOf) -> None:
-    """The answer to COMMIT can be lost only after COMMIT: before it the server rolls back."""
     lab = lab_of(ASYNC)
     run = Runner(lab).run(play("nemesis loses 1; w1 enqueues", 0, reserve=1))
     assert run.faults == [("lose", "enqueue", 3)]
@@ -173,7 +169,7 @@ def test_who_waits_goes_on_without_its_client(lab_of: LabOf) -> None:
 
 
 def test_a_terminated_worker_goes_on_with_its_lease(lab_of: LabOf) -> None:
-    """Nothing of the call in progress has happened; the same worker then completes its job."""
+    """Nothing of its call has happened, and it goes on, but without a claim by transaction."""
     program = play("w1 claims; w1 completes, completes | nemesis terminates 1")
     runs = tried(lab_of(REFERENCE), program)
     hit = [run for run in runs if ("terminate", "complete", 1) in run.faults]
@@ -183,10 +179,6 @@ def test_a_terminated_worker_goes_on_with_its_lease(lab_of: LabOf) -> None:
         assert (first.answer, second.answer) == ("error", "accepted")
         assert first.error.startswith("57P01")
         assert not calls(run, "crash", "w1")
-
-
-def test_a_terminated_worker_has_lost_the_claim_that_was_its_transaction(lab_of: LabOf) -> None:
-    """Its life ends, and the job is another's."""
     program = play("w1 claims; nemesis terminates 1; w2 claims")
     run = Runner(lab_of(HELD), held=True, tied=True).run(program)
     (mine,), (theirs,) = calls(run, "claim", "w1"), calls(run, "claim", "w2")
@@ -242,8 +234,8 @@ def test_other_labs_of_the_server_are_not_disturbed(server: Server) -> None:
     assert not home.parent.exists()
 
 
-def test_somebodys_server_gets_a_verdict_without_kills(theirs: Server) -> None:
-    """It holds by the other faults and says so; what a kill would empty leaves it open."""
+def test_somebodys_server_gets_a_verdict_without_kills(theirs: Server, lab_of: LabOf) -> None:
+    """It holds by the other faults; what a kill would empty is open, and a kill not replayed."""
     with open_lab(load_text(REFERENCE, "queue.sql"), theirs) as lab:
         holds = judged(lab)
     with open_lab(load_text(UNLOGGED, "queue.sql"), theirs) as lab:
@@ -251,10 +243,6 @@ def test_somebodys_server_gets_a_verdict_without_kills(theirs: Server) -> None:
     assert (holds.verdict, unknown.verdict) == ("holds", "inconclusive")
     assert holds.reason.endswith("the server was not killed, because it is not ours")
     assert "UNLOGGED (public.jobs)" in unknown.reason
-
-
-def test_a_story_with_a_kill_is_not_replayed_elsewhere(lab_of: LabOf, theirs: Server) -> None:
-    """The token is refused with what to do instead."""
     token = judged(lab_of(UNLOGGED)).replay
     assert token
     refused = pytest.raises(QueueproofError, match="not ours: replay it with")

@@ -145,8 +145,8 @@ def test_a_mutant_still_takes_what_the_queue_takes() -> None:
     assert mutant.queue.takes("claim") == queue.takes("claim")
 
 
-def test_the_bodies_of_functions_are_mutated() -> None:
-    """SQL in functions is mutated too, and what cannot be read there is said."""
+def test_bodies_are_mutated_and_a_transaction_goes_as_a_whole() -> None:
+    """And what cannot be read there is said; BEGIN and its COMMIT go together, all else alone."""
     tidy = """
 CREATE FUNCTION tidy(n int) RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
@@ -157,10 +157,6 @@ END $$;"""
     (relaxed,) = (one for one in found.mutants if one.name == "tidy(): `id < n` with <=")
     assert relaxed.diff == "-  DELETE FROM jobs WHERE id < n;\n+  DELETE FROM jobs WHERE id <= n;"
     assert found.unread == ["tidy(): `PERFORM 1 FROM jobs` was not mutated: it cannot be parsed"]
-
-
-def test_a_transaction_is_dropped_as_a_whole() -> None:
-    """BEGIN and its COMMIT go together; every other statement goes alone."""
     text = queue_file(complete=f"(id)!\nBEGIN;\nSELECT 1;\n{COMPLETE}\nCOMMIT;")
     names = [mutant.name for mutant in mutants_of(load_text(text, "queue.sql")).mutants]
     assert "complete: BEGIN and COMMIT dropped" in names
@@ -221,12 +217,16 @@ def test_a_mutant_is_killed_survives_or_is_equivalent(tmp_path: Path) -> None:
 
 
 def test_a_mutant_survives_only_what_was_asked_in_full(tmp_path: Path) -> None:
-    """A guarantee that `--only` left out might have found it."""
+    """What `--only` left out might have found it, and where nothing holds nothing could."""
     mutants = only(written(tmp_path), SURVIVES)
     holds = Judgement("server-clock", "holds", "seen")
     (partly,) = judged(mutants, replace(CARD, guarantees=[holds])).values()
     assert partly.verdict == "unjudged"
     assert partly.reason.endswith(f"{len(OTHERS)} of {len(CATALOGUE)} guarantees were not asked")
+    broken = replace(CARD, guarantees=[Judgement("single-claim", "broken", "seen")])
+    (card,) = judge(written(tmp_path), broken, postgres=None, profile="quick")
+    assert card.mutants == []
+    assert card.not_mutated == ["No guarantee holds, so none could find a mutant."]
 
 
 def test_an_equivalent_mutant_that_is_killed_is_an_error(tmp_path: Path) -> None:
@@ -249,14 +249,6 @@ def test_equivalents_that_say_nothing_are_errors(tmp_path: Path, text: str, mess
     """A name that no mutant has, or a reason that is none, is the user's error."""
     with pytest.raises(QueueError, match=message):
         written(tmp_path, text)
-
-
-def test_where_nothing_holds_nothing_is_judged(tmp_path: Path) -> None:
-    """Without a guarantee that holds no mutant could be found, and the card says so."""
-    broken = replace(CARD, guarantees=[Judgement("single-claim", "broken", "seen")])
-    (card,) = judge(written(tmp_path), broken, postgres=None, profile="quick")
-    assert card.mutants == []
-    assert card.not_mutated == ["No guarantee holds, so none could find a mutant."]
 
 
 def test_mutants_are_on_the_card_its_page_and_the_terminal() -> None:

@@ -244,7 +244,7 @@ class TestDatabase:
     """Fresh databases, and never anybody's."""
 
     def test_is_empty_and_ours(self, server: Server) -> None:
-        """A database has no tables, and belongs to the role that the queue's SQL runs as."""
+        """Without tables, of the role that a queue's SQL runs as, and under a prefix of ours."""
         with server.database("queueproof_bench") as conninfo:
             named = "SELECT current_database() ~ '^queueproof_bench_[0-9a-f]{16}$'"
             assert ask(conninfo, named)
@@ -252,6 +252,8 @@ class TestDatabase:
             owner = "SELECT pg_get_userbyid(datdba) FROM pg_database"
             assert ask(conninfo, f"{owner} WHERE datname = current_database()") == "queueproof"
             assert ask(server.for_queue(conninfo), "SELECT current_user") == "queueproof"
+        with pytest.raises(ValueError, match="must begin with 'queueproof'"):
+            server.database("production").__enter__()
 
     @pytest.mark.usefixtures("before")
     def test_is_dropped_with_its_sessions(self, server: Server) -> None:
@@ -260,11 +262,6 @@ class TestDatabase:
         with ExitStack() as sessions, fails, server.database() as conninfo:
             sessions.enter_context(psycopg.connect(conninfo))
             raise KeyError
-
-    def test_prefix_must_be_ours(self, server: Server) -> None:
-        """A prefix that others could use is refused."""
-        with pytest.raises(ValueError, match="must begin with 'queueproof'"):
-            server.database("production").__enter__()
 
     def test_never_drops_what_it_did_not_create(
         self, admin: str, door: Door, monkeypatch: pytest.MonkeyPatch
@@ -294,15 +291,12 @@ def stub(folder: Path, initdb: str, postgres: str = "exit 1", version: str = "18
 class TestLocal:
     """Programs that are installed."""
 
-    def test_named_directory(self, server: Server) -> None:
-        """The programs of a named directory are used."""
+    def test_named_directory_or_path(self, server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+        """The programs of a named directory are used; without one PATH is searched."""
         with open_server(f"local:{server.bin_directory}") as mine, mine.database() as conninfo:
             assert server.version == mine.version
             assert f"local:{server.bin_directory}" == mine.source
             assert ask(conninfo, "SELECT 1") == 1
-
-    def test_found_on_path(self, server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Without a directory PATH is searched."""
         monkeypatch.setattr(local, "INSTALLED", ())
         monkeypatch.setenv("PATH", f"{server.bin_directory}:{os.environ['PATH']}")
         assert local.find_installed("").directory == server.bin_directory
@@ -398,11 +392,14 @@ class TestDsn:
         assert told in refusal(uri(door, role, password))
 
     @pytest.mark.usefixtures("before")
-    def test_what_a_queue_has_made_a_template_is_dropped(self, door: Door) -> None:
-        """DROP DATABASE refuses a template."""
+    def test_database_that_cannot_be_used_is_dropped(self, door: Door) -> None:
+        """Be it made a template, or without a rule in pg_hba.conf, whose reason is shown."""
         with open_server(uri(door)) as server, server.database() as conninfo:
             name = conninfo_to_dict(conninfo)["dbname"]
             tell(conninfo, f'ALTER DATABASE "{name}" IS_TEMPLATE true')
+        refused = pytest.raises(ServerUnavailableError, match=r"pg_hba\.conf rejects")
+        with open_server(uri(door)) as server, refused, server.database("queueproof_refused"):
+            pass
 
     def test_what_the_role_has_set_is_no_harm(self, admin: str, door: Door) -> None:
         """Its own style of dates, which its database's would not outdo, and its timers."""
@@ -417,13 +414,6 @@ class TestDsn:
         tell(admin, *(f"ALTER ROLE alice SET {timer} = '1h'" for timer in timers))
         with open_server(uri(door)) as server, server.database() as conninfo:
             assert [ask(conninfo, f"SHOW {timer}") for timer in timers] == ["0", "0", "0"]
-
-    @pytest.mark.usefixtures("before")
-    def test_database_that_lets_nobody_in(self, door: Door) -> None:
-        """Where pg_hba.conf has no rule for a new database it is dropped, and the reason shown."""
-        refused = pytest.raises(ServerUnavailableError, match=r"pg_hba\.conf rejects")
-        with open_server(uri(door)) as server, refused, server.database("queueproof_refused"):
-            pass
 
     def test_pooler(self, guarded: str, refusal: Refusal) -> None:
         """A pooler, which hands out process ids of its own, is refused."""
