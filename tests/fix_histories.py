@@ -184,7 +184,7 @@ def cases(table: str, around: str = "{}") -> pytest.MarkDecorator:
     """The rows of a table: what one shows, and below it a history => what that breaks.
 
     `holds` breaks nothing. What is declared beside the usual follows: `where cap=2 order="fifo"`.
-    What all histories have in common stands in `around`.
+    What all histories have in common stands in `around`, and `# …` above those that share a rule.
     """
     rows = []
     for title, text in re.findall(r"^ {4}(\S.*)\n((?: {8}.*\n)+)", table, re.MULTILINE):
@@ -194,7 +194,7 @@ def cases(table: str, around: str = "{}") -> pytest.MarkDecorator:
         facts = {name: literal_eval(value) for name, value in named}
         breaks = [] if found == "holds" else [found]
         rows.append(pytest.param(Case(around.format(story), breaks, facts), id=title))
-    assert len(rows) == len(re.findall(r"^ {4}\S", table, re.MULTILINE))
+    assert len(rows) == len(re.findall(r"^ {4}[^\s#]", table, re.MULTILINE))
     return pytest.mark.parametrize("case", rows)
 
 

@@ -51,6 +51,7 @@ REFUSED = "error: 23505: duplicate key value violates unique constraint"
 
 
 @cases("""
+    # Of two operations that overlap either may come first, of others the earlier one.
     a job whose enqueue is not answered yet may be claimed
         begin enqueue; w1 claims 1; end producer 1; w1 completes 1; all completed => holds
     a claim that was answered before the enqueue began is early
@@ -69,35 +70,7 @@ REFUSED = "error: 23505: duplicate key value violates unique constraint"
     a complete that a recovery overlaps may be rejected, and answered last
         enqueue 1; w1 claims 1; +31; begin w1 completes 1; begin recover; end reaper 1;
         end w1 -> rejected; w2 runs 1; all completed => holds
-""")
-def test_the_order_of_the_calls_respects_real_time(case: Case) -> None:
-    """Of two operations that overlap either may come first, of others the earlier one."""
-    assert judged(case) == case.breaks
-
-
-@cases("""
-    two workers with one job are single-claim, and nothing else
-        enqueue 1; begin w1 claims; begin w2 claims; end w1 1; end w2 1; w1 completes 1;
-        w2 completes 1; all completed => single-claim: claim of 1 by w2
-    the loser of a race may be refused before the winner's claim is answered
-        enqueue 1; begin w1 claims; begin w2 claims; end w1 1; w1 completes 1 -> rejected; end w2 1;
-        w2 completes 1; all completed => single-claim: claim of 1 by w2
-    a job seen as failed was claimed by a call whose answer was lost
-        enqueue 1 bound=1; w1 claims -> unknown; w1 crashes; +31; recover 1; jobs 1=failed;
-        w2 runs 1; all completed => retry-bound: claim of 1 by w2
-    rule 16: in a batch the ids of the answer are accepted, the others are rejected
-        enqueue 1 2; w1 claims 1 2 limit=2; w1 batches 1 2 -> 1; left 1=completed 2=running
-        => live-lease: complete_many of 2 by w1
-""")
-def test_one_violation_counts_once(case: Case) -> None:
-    """It is one of a single guarantee, by a call, of a job."""
-    history = Told().tell(case.story)
-    (found,) = check(history, declared(**case.facts)).violations
-    call = history.calls[found.call]
-    assert case.breaks == [f"{found.guarantee}: {call.kind} of {found.job} by {call.actor}"]
-
-
-@cases("""
+    # A job is lost, or denied an attempt, only where neither explains what became of it.
     rule 7: what is answered by `retry` was not done, and may be tried again
         enqueue 1; w1 claims 1; w1 completes 1 -> retry; w1 completes 1; all completed => holds
     rule 7: what is answered by an error was not done, and may be tried again
@@ -166,76 +139,7 @@ def test_one_violation_counts_once(case: Case) -> None:
     rule 16: a batch whose answer is unknown may have completed a subset
         enqueue 1 2; w1 claims 1 2 limit=2; w1 batches 1 2 -> unknown; w1 completes 1;
         w1 completes 2 -> rejected; all completed => holds
-""")
-def test_what_was_not_answered_may_have_been_done_or_not(case: Case) -> None:
-    """A job is lost, or denied an attempt, only where neither explains what became of it."""
-    assert judged(case) == case.breaks
-
-
-@cases("""
-    what two claims at once got is one attempt too many, and locks in the claim would mend it
-        enqueue 1 bound=1; begin w1 claims; w2 claims 1; w2 fails 1; end w1 1
-        => retry-bound, of single-claim
-    what two claims got in turn is one attempt too many by itself
-        enqueue 1 bound=1; w2 claims 1; w2 fails 1; w1 claims 1 => retry-bound
-    a due time that the rest of an enqueue writes last takes the place of a failed job's wait
-        begin enqueue; w1 claims 1; w1 fails 1; end producer 1; w2 claims 1
-        => backoff, of not-early where backoff=5.0
-    a failed job whose enqueue was answered in time is claimed early by itself
-        enqueue 1; w1 claims 1; w1 fails 1; w2 claims 1 => backoff where backoff=5.0
-    a cleanup does not take what is to be tried again, as a fail was seen to put jobs back
-        enqueue 1 bound=3; w1 claims 1; w1 fails 1; cleanup; +31; sweep; left
-        => no-lost-job, of retry-given where retries=True
-    a cleanup may take what a fail ends early
-        enqueue 1 bound=3; w1 claims 1; w1 fails 1; cleanup; +31; sweep; left => holds
-    what a recovery drops had attempts left
-        enqueue 1 bound=3; w1 claims 1; +31; recover 1; sweep; left
-        => stale-recovery, of retry-given
-    whether a cleanup came or not
-        enqueue 1 bound=3; w1 claims 1; +31; recover 1; cleanup; sweep; left
-        => no-lost-job, of retry-given
-    a cleanup may have taken what its worker had when it died
-        enqueue 1 bound=3; w1 claims 1; w1 crashes; cleanup; +31; sweep; left
-        => stale-recovery, of no-lost-job
-    a cleanup may have taken what a claim or a recovery had ended before, or what it should not
-        enqueue 1 bound=1; w1 claims 1; cleanup; recover; w1 completes 1 -> rejected; sweep; left
-        => live-lease, of no-lost-job
-    a cleanup takes what somebody who began has ended: its lease was over
-        enqueue 1 bound=1; w1 claims 1; +31; w2 starts; cleanup; w1 completes 1 -> rejected; sweep;
-        left => holds
-    where a wait is declared, a fail that meets an error may have met it for the wait
-        enqueue 1; w1 claims 1; w1 fails 1 -> error: 22008: out of range; w1 completes 1
-        => live-lease, of backoff where paced=True
-    a claim that answers all that its worker has begins no attempt
-        enqueue 1; w1 claims 1; w1 claims 1 limit=2 => single-claim, of claim-limit
-    a worker that takes over what it had itself begins one
-        enqueue 1 bound=1; w1 claims 1; +31; w1 claims 1 => retry-bound
-""")
-def test_a_breach_that_follows_from_another_says_so(case: Case) -> None:
-    """Whoever mends that one has mended both."""
-    found = check(Told(case.story).history, declared(**case.facts)).violations
-    told = [", of ".join(filter(None, (one.guarantee, one.follows))) for one in found]
-    assert told == case.breaks
-
-
-@pytest.mark.parametrize(
-    ("bound", "left", "failed", "crashed"),
-    [
-        pytest.param("bound=2", "1=failed", "retry-given", "retry-given", id="an attempt is left"),
-        pytest.param("bound=1", "1=failed", "", "", id="it was the last attempt"),
-        pytest.param("", "1=failed", "", "", id="no attempts are promised"),
-        pytest.param("bound=2", "1=running", "no-lost-job", "stale-recovery", id="it did not end"),
-        pytest.param("bound=2", "", "retry-given", "stale-recovery", id="it is gone"),
-    ],
-)
-@pytest.mark.parametrize("ends", ["fails 1; +31", "crashes; +31; recover 1", "crashes; +31"])
-def test_the_last_attempt_ends(ends: str, bound: str, left: str, failed: str, crashed: str) -> None:
-    """Rule 23: what a fail or a crash ends with attempts left is retry-given, if it is ended."""
-    history = Told(f"enqueue 1 {bound}; w1 claims 1; w1 {ends}; sweep; left {left}").history
-    assert "".join(broken(history)) == (failed if "fails" in ends else crashed)
-
-
-@cases("""
+    # No more than it asked for; and what has failed from the moment on that backoff sets.
     rule 13: a claim may take as many jobs as it asks for
         enqueue 1 2; w1 claims 1 2 limit=2; w1 completes 1; w1 completes 2; all completed => holds
     rule 13: a claim that asks for nothing takes no more than one job
@@ -270,42 +174,7 @@ def test_the_last_attempt_ends(ends: str, bound: str, left: str, failed: str, cr
         enqueue 1 2; w1 claims 1 2 limit=2; w1 fails 1; w2 claims 1; w1 completes 1; w1 crashes;
         +31; sweep; left 1=completed 2=running
         => stale-recovery where at_least_once=True lease=None
-""")
-def test_how_many_jobs_a_claim_takes_and_when_a_failed_one(case: Case) -> None:
-    """No more than it asked for; and what has failed from the moment on that backoff sets."""
-    assert judged(case) == case.breaks
-
-
-@pytest.mark.parametrize(
-    ("first", "second", "order", "free"),
-    [
-        pytest.param("", "", "fifo", False, id="the first comes first"),
-        pytest.param("", "", "priority, fifo", False, id="of one priority the first comes first"),
-        pytest.param("", "", "none", True, id="no order is declared"),
-        pytest.param("priority=0", "priority=1", "priority, fifo", True, id="a better priority"),
-        pytest.param("priority=1", "priority=0", "priority, fifo", False, id="a worse priority"),
-        pytest.param("priority=0", "priority=1", "fifo", False, id="a priority that is not judged"),
-        pytest.param("delay=5", "", "fifo", True, id="the first was due later"),
-        pytest.param("delay=1", "delay=5", "fifo", False, id="the first was due earlier"),
-        pytest.param("delay=5", "priority=0", "priority, fifo", True, id="due later, one priority"),
-    ],
-)
-def test_claims_keep_the_declared_order(first: str, second: str, order: str, *, free: bool) -> None:
-    """Rule 9: order binds jobs whose enqueue order and due order agree; priority comes first."""
-    told = Told(f"enqueue 1 {first}; enqueue 2 {second}; +10; w1 runs 2 1; all completed")
-    assert broken(told.history, declared(order=order)) == ([] if free else ["order"])
-
-
-@pytest.mark.parametrize(("apart", "breaks"), [(0.9, []), (1.1, ["order"])])
-def test_jobs_of_one_moment_have_no_order(apart: float, breaks: list[str]) -> None:
-    """Rule 33: a queue may keep times by the millisecond."""
-    told = Told("enqueue 1")
-    told.wait(apart * PRECISION - TICK)  # of which one passes as the next begins
-    told.tell("enqueue 2; +10; w1 runs 2 1; all completed")
-    assert broken(told.history, declared(order="fifo")) == breaks
-
-
-@cases("""
+    # Rule 9: rounding, retries and locks of the moment excuse a claim.
     a longer delay may be rounded up past the shorter one of a job that came later
         enqueue 1 delay=9; +5; enqueue 2 delay=5; +30; w1 runs 2 1; all completed
         => holds where order="fifo"
@@ -321,73 +190,7 @@ def test_jobs_of_one_moment_have_no_order(apart: float, breaks: list[str]) -> No
     a claim in the midst of another's may pass over a job that is locked just now
         enqueue 1 2; begin w1 claims; w2 claims 2; end w1 -> error; w2 completes 2; w2 runs 1;
         all completed => holds where order="fifo"
-""")
-def test_order_binds_what_was_certainly_there_and_free(case: Case) -> None:
-    """Rule 9: rounding, retries and locks of the moment excuse a claim."""
-    assert judged(case) == case.breaks
-
-
-@pytest.mark.parametrize(("taken", "left", "found"), [("2", "3", []), ("3", "2", ["order"])])
-def test_what_completes_and_claims_is_no_other(taken: str, left: str, found: list[str]) -> None:
-    """Rule 9: its claim meets nobody when only its own completion is under way."""
-    told = Told("enqueue 1; +10; enqueue 2; +10; enqueue 3; +10; w1 claims 1")
-    told.completing_and_claiming(told.claims["w1", "1"], taken)
-    told.tell(f"w1 completes {taken}; w2 runs {left}; all completed")
-    assert broken(told.history, declared(order="fifo")) == found
-
-
-def is_blocked(before: str, blocker: str, asked: str, ends: str = "end all") -> bool:
-    """Whether somebody waits who must not: for an operation, or for w2 between two of its own."""
-    begins = f"begin {blocker}; " if blocker else ""
-    told = f"{before}; {begins}begin {asked} waits={blocker[:2] or 'w2'}; {ends}; all completed"
-    return "non-blocking" in broken(Told(told).history)
-
-
-TWO, FRESH = "enqueue 1 2; w1 claims 1; w2 claims 2", "enqueue 1; w1 claims 1; +1"
-LATE = "enqueue 1; w1 claims 1; +31"
-BUSY = ["w2 claims", "w2 completes 2", "w2 fails 2", "w2 beats 2", ""]
-HOLDERS = ["w1 completes 1", "w1 fails 1", "w1 beats 1", "w2 recovers"]
-
-
-@pytest.mark.parametrize(
-    ("before", "blocker", "asked"),
-    [
-        *product([TWO], BUSY, ["w1 claims", "w1 beats 1", "recover"]),
-        *product([LATE], HOLDERS, ["w3 claims", "w3 recovers"]),
-        *product([FRESH], ["w2 claims", "w2 recovers"], ["w1 beats 1"]),
-    ],
-)
-def test_claim_heartbeat_and_recover_wait_for_nobody(before: str, blocker: str, asked: str) -> None:
-    """Rule 10: not for another's claim, open job or shared row, for a late worker or a reaper."""
-    # A heartbeat whose lease is fresh waits for no claim or recovery: they leave alone what lives.
-    assert is_blocked(before, blocker, asked)
-
-
-@pytest.mark.parametrize("asked", ["w1 completes 1", "w1 fails 1", "enqueue", "cleanup"])
-def test_complete_fail_enqueue_and_cleanup_may_wait(asked: str) -> None:
-    """Rule 10: these may wait for whomever they like."""
-    assert not is_blocked(TWO, "w2 claims", asked)
-
-
-@pytest.mark.parametrize("blocker", ["w2 claims", "w2 recovers"])
-@pytest.mark.parametrize("ends", ["end w2 1; end w1 -> rejected", "end all"])
-def test_a_late_heartbeat_may_wait_for_what_takes_its_job(blocker: str, ends: str) -> None:
-    """Rule 10: also where the job is put back or buried, so that the claim does not answer it."""
-    assert not is_blocked(LATE, blocker, "w1 beats 1", ends)
-
-
-@pytest.mark.parametrize(("blocker", "found"), [("complete", []), ("claim", ["non-blocking"])])
-def test_what_completes_and_claims_may_wait(blocker: CallKind, found: list[str]) -> None:
-    """Rule 10: it never waits for another's claim, which is no business of its own jobs."""
-    told = Told("enqueue 1 2; w1 claims 1; w2 claims 2")
-    refs = (Ref(told.claims["w2", "2"].index, "2"),) if blocker == "complete" else ()
-    other = told.begin(blocker, "w2", refs=refs)
-    told.completing_and_claiming(told.claims["w1", "1"], blocker=other)
-    told.end(other)
-    assert broken(told.tell("left 1=completed")) in (found, ["no-lost-job", *found])
-
-
-@cases("""
+    # Rule 10: a wait is judged by what both sides are about.
     rule 3: a worker's heartbeat may wait for an operation on any job that it has claimed
         enqueue 1 2; w1 claims 1; +15; w1 claims 2; +16; begin recover;
         begin w1 beats 2 waits=reaper; end reaper 1; end w1; w1 completes 2;
@@ -404,13 +207,7 @@ def test_what_completes_and_claims_may_wait(blocker: CallKind, found: list[str])
     rule 21: of two claims of one job one waits for the other, which is not judged as well
         enqueue 1; begin w1 claims; begin w2 claims waits=w1; end w1 1; end w2 1; left 1=running
         => single-claim
-""")
-def test_who_may_wait_for_whom(case: Case) -> None:
-    """Rule 10: a wait is judged by what both sides are about."""
-    assert judged(case) == case.breaks
-
-
-@cases("""
+    # Rules 15 and 21: a job is lost, stranded or starved where nothing explains its absence.
     rule 21: the job of a crashed worker that no sweep finds is stranded
         enqueue 1 bound=3; w1 claims 1; w1 crashes; sweep; +31; sweep; left 1=running
         => stale-recovery
@@ -523,10 +320,195 @@ def test_who_may_wait_for_whom(case: Case) -> None:
     rule 6: a batch that names a completed job once more does not make it younger
         enqueue 1; w1 runs 1; +7200; w1 batches 1; jobs 1=completed; cleanup delay=3600; jobs; left
         => holds
+    # Rule 6: nor does it end the job that the worker has now.
+    rule 6: a completed job that is failed afterwards breaks final-state
+        enqueue 1 bound=1; w1 claims 1; w1 completes 1; w1 fails 1; left 1=failed => final-state
+    rule 6: a failed job that is completed afterwards breaks final-state
+        enqueue 1 bound=1; w1 claims 1; w1 fails 1; w1 completes 1; all completed => final-state
+    a worker that is refused its second job because it repeated itself on the first
+        enqueue 1 2; w1 runs 1; w1 claims 2; w1 completes 1; w1 completes 2 -> rejected;
+        all completed => fencing
+    a worker that is refused its second job, where claims never run out
+        enqueue 1 2; w1 runs 1; w1 claims 2; w1 completes 1; w1 completes 2 -> rejected;
+        all completed => fencing where lease=None
 """)
-def test_what_becomes_of_a_job_must_be_accounted_for(case: Case) -> None:
-    """Rules 15 and 21: a job is lost, stranded or starved where nothing explains its absence."""
+def test_a_history_breaks_what_the_rules_say(case: Case) -> None:
+    """What stands above some rows is so of each of them, and no other guarantee breaks."""
     assert judged(case) == case.breaks
+
+
+@cases("""
+    two workers with one job are single-claim, and nothing else
+        enqueue 1; begin w1 claims; begin w2 claims; end w1 1; end w2 1; w1 completes 1;
+        w2 completes 1; all completed => single-claim: claim of 1 by w2
+    the loser of a race may be refused before the winner's claim is answered
+        enqueue 1; begin w1 claims; begin w2 claims; end w1 1; w1 completes 1 -> rejected; end w2 1;
+        w2 completes 1; all completed => single-claim: claim of 1 by w2
+    a job seen as failed was claimed by a call whose answer was lost
+        enqueue 1 bound=1; w1 claims -> unknown; w1 crashes; +31; recover 1; jobs 1=failed;
+        w2 runs 1; all completed => retry-bound: claim of 1 by w2
+    rule 16: in a batch the ids of the answer are accepted, the others are rejected
+        enqueue 1 2; w1 claims 1 2 limit=2; w1 batches 1 2 -> 1; left 1=completed 2=running
+        => live-lease: complete_many of 2 by w1
+""")
+def test_one_violation_counts_once(case: Case) -> None:
+    """It is one of a single guarantee, by a call, of a job."""
+    history = Told().tell(case.story)
+    (found,) = check(history, declared(**case.facts)).violations
+    call = history.calls[found.call]
+    assert case.breaks == [f"{found.guarantee}: {call.kind} of {found.job} by {call.actor}"]
+
+
+@cases("""
+    what two claims at once got is one attempt too many, and locks in the claim would mend it
+        enqueue 1 bound=1; begin w1 claims; w2 claims 1; w2 fails 1; end w1 1
+        => retry-bound, of single-claim
+    what two claims got in turn is one attempt too many by itself
+        enqueue 1 bound=1; w2 claims 1; w2 fails 1; w1 claims 1 => retry-bound
+    a due time that the rest of an enqueue writes last takes the place of a failed job's wait
+        begin enqueue; w1 claims 1; w1 fails 1; end producer 1; w2 claims 1
+        => backoff, of not-early where backoff=5.0
+    a failed job whose enqueue was answered in time is claimed early by itself
+        enqueue 1; w1 claims 1; w1 fails 1; w2 claims 1 => backoff where backoff=5.0
+    a cleanup does not take what is to be tried again, as a fail was seen to put jobs back
+        enqueue 1 bound=3; w1 claims 1; w1 fails 1; cleanup; +31; sweep; left
+        => no-lost-job, of retry-given where retries=True
+    a cleanup may take what a fail ends early
+        enqueue 1 bound=3; w1 claims 1; w1 fails 1; cleanup; +31; sweep; left => holds
+    what a recovery drops had attempts left
+        enqueue 1 bound=3; w1 claims 1; +31; recover 1; sweep; left
+        => stale-recovery, of retry-given
+    whether a cleanup came or not
+        enqueue 1 bound=3; w1 claims 1; +31; recover 1; cleanup; sweep; left
+        => no-lost-job, of retry-given
+    a cleanup may have taken what its worker had when it died
+        enqueue 1 bound=3; w1 claims 1; w1 crashes; cleanup; +31; sweep; left
+        => stale-recovery, of no-lost-job
+    a cleanup may have taken what a claim or a recovery had ended before, or what it should not
+        enqueue 1 bound=1; w1 claims 1; cleanup; recover; w1 completes 1 -> rejected; sweep; left
+        => live-lease, of no-lost-job
+    a cleanup takes what somebody who began has ended: its lease was over
+        enqueue 1 bound=1; w1 claims 1; +31; w2 starts; cleanup; w1 completes 1 -> rejected; sweep;
+        left => holds
+    where a wait is declared, a fail that meets an error may have met it for the wait
+        enqueue 1; w1 claims 1; w1 fails 1 -> error: 22008: out of range; w1 completes 1
+        => live-lease, of backoff where paced=True
+    a claim that answers all that its worker has begins no attempt
+        enqueue 1; w1 claims 1; w1 claims 1 limit=2 => single-claim, of claim-limit
+    a worker that takes over what it had itself begins one
+        enqueue 1 bound=1; w1 claims 1; +31; w1 claims 1 => retry-bound
+""")
+def test_a_breach_that_follows_from_another_says_so(case: Case) -> None:
+    """Whoever mends that one has mended both."""
+    found = check(Told(case.story).history, declared(**case.facts)).violations
+    told = [", of ".join(filter(None, (one.guarantee, one.follows))) for one in found]
+    assert told == case.breaks
+
+
+@pytest.mark.parametrize(
+    ("bound", "left", "failed", "crashed"),
+    [
+        pytest.param("bound=2", "1=failed", "retry-given", "retry-given", id="an attempt is left"),
+        pytest.param("bound=1", "1=failed", "", "", id="it was the last attempt"),
+        pytest.param("", "1=failed", "", "", id="no attempts are promised"),
+        pytest.param("bound=2", "1=running", "no-lost-job", "stale-recovery", id="it did not end"),
+        pytest.param("bound=2", "", "retry-given", "stale-recovery", id="it is gone"),
+    ],
+)
+@pytest.mark.parametrize("ends", ["fails 1; +31", "crashes; +31; recover 1", "crashes; +31"])
+def test_the_last_attempt_ends(ends: str, bound: str, left: str, failed: str, crashed: str) -> None:
+    """Rule 23: what a fail or a crash ends with attempts left is retry-given, if it is ended."""
+    history = Told(f"enqueue 1 {bound}; w1 claims 1; w1 {ends}; sweep; left {left}").history
+    assert "".join(broken(history)) == (failed if "fails" in ends else crashed)
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "order", "free"),
+    [
+        pytest.param("", "", "fifo", False, id="the first comes first"),
+        pytest.param("", "", "priority, fifo", False, id="of one priority the first comes first"),
+        pytest.param("", "", "none", True, id="no order is declared"),
+        pytest.param("priority=0", "priority=1", "priority, fifo", True, id="a better priority"),
+        pytest.param("priority=1", "priority=0", "priority, fifo", False, id="a worse priority"),
+        pytest.param("priority=0", "priority=1", "fifo", False, id="a priority that is not judged"),
+        pytest.param("delay=5", "", "fifo", True, id="the first was due later"),
+        pytest.param("delay=1", "delay=5", "fifo", False, id="the first was due earlier"),
+        pytest.param("delay=5", "priority=0", "priority, fifo", True, id="due later, one priority"),
+    ],
+)
+def test_claims_keep_the_declared_order(first: str, second: str, order: str, *, free: bool) -> None:
+    """Rule 9: order binds jobs whose enqueue order and due order agree; priority comes first."""
+    told = Told(f"enqueue 1 {first}; enqueue 2 {second}; +10; w1 runs 2 1; all completed")
+    assert broken(told.history, declared(order=order)) == ([] if free else ["order"])
+
+
+@pytest.mark.parametrize(("apart", "breaks"), [(0.9, []), (1.1, ["order"])])
+def test_jobs_of_one_moment_have_no_order(apart: float, breaks: list[str]) -> None:
+    """Rule 33: a queue may keep times by the millisecond."""
+    told = Told("enqueue 1")
+    told.wait(apart * PRECISION - TICK)  # of which one passes as the next begins
+    told.tell("enqueue 2; +10; w1 runs 2 1; all completed")
+    assert broken(told.history, declared(order="fifo")) == breaks
+
+
+@pytest.mark.parametrize(("taken", "left", "found"), [("2", "3", []), ("3", "2", ["order"])])
+def test_what_completes_and_claims_is_no_other(taken: str, left: str, found: list[str]) -> None:
+    """Rule 9: its claim meets nobody when only its own completion is under way."""
+    told = Told("enqueue 1; +10; enqueue 2; +10; enqueue 3; +10; w1 claims 1")
+    told.completing_and_claiming(told.claims["w1", "1"], taken)
+    told.tell(f"w1 completes {taken}; w2 runs {left}; all completed")
+    assert broken(told.history, declared(order="fifo")) == found
+
+
+def is_blocked(before: str, blocker: str, asked: str, ends: str = "end all") -> bool:
+    """Whether somebody waits who must not: for an operation, or for w2 between two of its own."""
+    begins = f"begin {blocker}; " if blocker else ""
+    told = f"{before}; {begins}begin {asked} waits={blocker[:2] or 'w2'}; {ends}; all completed"
+    return "non-blocking" in broken(Told(told).history)
+
+
+TWO, FRESH = "enqueue 1 2; w1 claims 1; w2 claims 2", "enqueue 1; w1 claims 1; +1"
+LATE = "enqueue 1; w1 claims 1; +31"
+BUSY = ["w2 claims", "w2 completes 2", "w2 fails 2", "w2 beats 2", ""]
+HOLDERS = ["w1 completes 1", "w1 fails 1", "w1 beats 1", "w2 recovers"]
+
+
+@pytest.mark.parametrize(
+    ("before", "blocker", "asked"),
+    [
+        *product([TWO], BUSY, ["w1 claims", "w1 beats 1", "recover"]),
+        *product([LATE], HOLDERS, ["w3 claims", "w3 recovers"]),
+        *product([FRESH], ["w2 claims", "w2 recovers"], ["w1 beats 1"]),
+    ],
+)
+def test_claim_heartbeat_and_recover_wait_for_nobody(before: str, blocker: str, asked: str) -> None:
+    """Rule 10: not for another's claim, open job or shared row, for a late worker or a reaper."""
+    # A heartbeat whose lease is fresh waits for no claim or recovery: they leave alone what lives.
+    assert is_blocked(before, blocker, asked)
+
+
+@pytest.mark.parametrize("asked", ["w1 completes 1", "w1 fails 1", "enqueue", "cleanup"])
+def test_complete_fail_enqueue_and_cleanup_may_wait(asked: str) -> None:
+    """Rule 10: these may wait for whomever they like."""
+    assert not is_blocked(TWO, "w2 claims", asked)
+
+
+@pytest.mark.parametrize("blocker", ["w2 claims", "w2 recovers"])
+@pytest.mark.parametrize("ends", ["end w2 1; end w1 -> rejected", "end all"])
+def test_a_late_heartbeat_may_wait_for_what_takes_its_job(blocker: str, ends: str) -> None:
+    """Rule 10: also where the job is put back or buried, so that the claim does not answer it."""
+    assert not is_blocked(LATE, blocker, "w1 beats 1", ends)
+
+
+@pytest.mark.parametrize(("blocker", "found"), [("complete", []), ("claim", ["non-blocking"])])
+def test_what_completes_and_claims_may_wait(blocker: CallKind, found: list[str]) -> None:
+    """Rule 10: it never waits for another's claim, which is no business of its own jobs."""
+    told = Told("enqueue 1 2; w1 claims 1; w2 claims 2")
+    refs = (Ref(told.claims["w2", "2"].index, "2"),) if blocker == "complete" else ()
+    other = told.begin(blocker, "w2", refs=refs)
+    told.completing_and_claiming(told.claims["w1", "1"], blocker=other)
+    told.end(other)
+    assert broken(told.tell("left 1=completed")) in (found, ["no-lost-job", *found])
 
 
 @pytest.mark.parametrize(("days", "found"), [(1.5, ["stale-recovery"]), (2.5, [])])
@@ -793,23 +775,6 @@ def test_only_what_comes_after_the_next_claim_puts_fencing_to_the_test(case: Cas
     found = check(Told(case.story).history, declared())
     assert not found.violations
     assert [str(found.evidence["fencing", "late calls refused"])] == case.breaks
-
-
-@cases("""
-    rule 6: a completed job that is failed afterwards breaks final-state
-        enqueue 1 bound=1; w1 claims 1; w1 completes 1; w1 fails 1; left 1=failed => final-state
-    rule 6: a failed job that is completed afterwards breaks final-state
-        enqueue 1 bound=1; w1 claims 1; w1 fails 1; w1 completes 1; all completed => final-state
-    a worker that is refused its second job because it repeated itself on the first
-        enqueue 1 2; w1 runs 1; w1 claims 2; w1 completes 1; w1 completes 2 -> rejected;
-        all completed => fencing
-    a worker that is refused its second job, where claims never run out
-        enqueue 1 2; w1 runs 1; w1 claims 2; w1 completes 1; w1 completes 2 -> rejected;
-        all completed => fencing where lease=None
-""")
-def test_what_a_holder_adds_does_not_end_its_job_otherwise(case: Case) -> None:
-    """Rule 6: nor does it end the job that the worker has now."""
-    assert judged(case) == case.breaks
 
 
 def test_what_nobody_was_told_of_is_no_evidence() -> None:
