@@ -112,8 +112,6 @@ SHOWN = {  # what the block `jobs` is then
     "shadowed catalogue": SEES.replace(";", " WHERE EXISTS (SELECT FROM pg_class);"),
     "operator": SEES.replace(";", " WHERE run_at - interval '9 years' < run_at;"),
 }
-
-
 # As one schema may have them: tables, columns and triggers of one name stand apart.
 TOGETHER = (
     ("check on a seeded row", "default", "index expression", "jobs through a view", "policy"),

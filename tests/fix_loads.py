@@ -30,6 +30,24 @@ taken AS (
 )
 SELECT id, true AS completed FROM done UNION ALL SELECT id, false FROM taken;"""
 RETRIED = 'retry_on = ["55P03"]'
+SCRIPTED = """
+import json, os, sys
+calls = 0
+for line in sys.stdin:
+    asked = json.loads(line)
+    calls += 1
+    answer = {}
+    if asked["op"] == "init":
+        answer = {"operations": ["enqueue", "claim", %s]}
+    elif asked["op"] == "enqueue":
+        answer = {"ids": [f"{os.getpid()}-{calls}-{n}" for n in range(len(asked["jobs"]))]}
+    elif asked["op"] == "claim":
+        answer = {"jobs": [{"id": str(calls)}]}
+        %s
+    elif asked["op"] == "complete":
+        answer = {"accepted": True}
+    print(json.dumps(answer), flush=True)
+"""
 
 
 def queue(
@@ -114,26 +132,6 @@ WHERE id IN (SELECT id FROM jobs WHERE status = 'new' AND :now <= now() LIMIT 7)
             "\nWHERE ", f"\nWHERE {of_a_worker} AND "
         ),
     )
-
-
-SCRIPTED = """
-import json, os, sys
-calls = 0
-for line in sys.stdin:
-    asked = json.loads(line)
-    calls += 1
-    answer = {}
-    if asked["op"] == "init":
-        answer = {"operations": ["enqueue", "claim", %s]}
-    elif asked["op"] == "enqueue":
-        answer = {"ids": [f"{os.getpid()}-{calls}-{n}" for n in range(len(asked["jobs"]))]}
-    elif asked["op"] == "claim":
-        answer = {"jobs": [{"id": str(calls)}]}
-        %s
-    elif asked["op"] == "complete":
-        answer = {"accepted": True}
-    print(json.dumps(answer), flush=True)
-"""
 
 
 def program() -> WorkerQueue:

@@ -18,6 +18,18 @@ from tests.fix_places import STRATEGIES
 from tests.fix_programs import Begin
 
 PEERS = STRATEGIES / "peers"
+RUN = """
+import os, signal, sys, time, psycopg
+from queueproof.postgres import open_server
+
+with open_server(sys.argv[1]) as server, server.database() as conninfo:
+    with psycopg.connect(conninfo) as session:
+        if sys.argv[2:] == ["fork"] and os.fork() == 0:
+            time.sleep(60)  # a worker that outlives the run holds its pipe open
+            os._exit(0)
+        print(conninfo, flush=True)
+        signal.pause()
+"""
 
 
 def tell(conninfo: str, *statements: str) -> None:
@@ -78,20 +90,6 @@ def node_modules() -> Path:
         assert npm, "tests marked `node` need Node.js and npm"
         subprocess.run([npm, "ci", "--no-audit", "--no-fund"], cwd=PEERS, check=True)  # noqa: S603
     return modules
-
-
-RUN = """
-import os, signal, sys, time, psycopg
-from queueproof.postgres import open_server
-
-with open_server(sys.argv[1]) as server, server.database() as conninfo:
-    with psycopg.connect(conninfo) as session:
-        if sys.argv[2:] == ["fork"] and os.fork() == 0:
-            time.sleep(60)  # a worker that outlives the run holds its pipe open
-            os._exit(0)
-        print(conninfo, flush=True)
-        signal.pause()
-"""
 
 
 @pytest.fixture

@@ -47,6 +47,7 @@ pytest_plugins = ["tests.extras.fix_cluster"]
 SOUND, BROKEN = REFERENCE, STRATEGIES / "select_then_update.sql"
 SMALL, RACING = (load_text(queue_file(claim=claim), "q.sql") for claim in (CLAIM, RACES))
 ASKED = ("single-claim", "claim-limit", "isolation")
+HTTP = b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
 
 
 def judged(lab: Lab, asked: Sequence[str] = ("single-claim",), **how: Any) -> list[dict[str, Any]]:  # noqa: ANN401 - as `check_queue` has it
@@ -274,9 +275,6 @@ def test_who_helps_begins_without_what_it_does_not_need() -> None:
         "print([m for m in ('hypothesis', 'distributed', 'rich', 'jinja2') if m in sys.modules])"
     )
     assert finished(sys.executable, "-c", code, check=True).stdout == "[]\n"
-
-
-HTTP = b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
 
 
 @pytest.fixture

@@ -48,6 +48,10 @@ def judged(case: Case) -> list[str]:
 AGAIN = "w2 runs 1; all completed"
 CRASHED = "w1 claims 1; w1 crashes; "
 REFUSED = "error: 23505: duplicate key value violates unique constraint"
+TWO, FRESH = "enqueue 1 2; w1 claims 1; w2 claims 2", "enqueue 1; w1 claims 1; +1"
+LATE = "enqueue 1; w1 claims 1; +31"
+BUSY = ["w2 claims", "w2 completes 2", "w2 fails 2", "w2 beats 2", ""]
+HOLDERS = ["w1 completes 1", "w1 fails 1", "w1 beats 1", "w2 recovers"]
 
 
 @cases("""
@@ -465,12 +469,6 @@ def is_blocked(before: str, blocker: str, asked: str, ends: str = "end all") -> 
     begins = f"begin {blocker}; " if blocker else ""
     told = f"{before}; {begins}begin {asked} waits={blocker[:2] or 'w2'}; {ends}; all completed"
     return "non-blocking" in broken(Told(told).history)
-
-
-TWO, FRESH = "enqueue 1 2; w1 claims 1; w2 claims 2", "enqueue 1; w1 claims 1; +1"
-LATE = "enqueue 1; w1 claims 1; +31"
-BUSY = ["w2 claims", "w2 completes 2", "w2 fails 2", "w2 beats 2", ""]
-HOLDERS = ["w1 completes 1", "w1 fails 1", "w1 beats 1", "w2 recovers"]
 
 
 @pytest.mark.parametrize(

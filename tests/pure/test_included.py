@@ -22,6 +22,32 @@ INSERT INTO jobs DEFAULT VALUES RETURNING id;
 -- name: claim
 DELETE FROM jobs WHERE id = (SELECT id FROM jobs LIMIT 1 FOR UPDATE SKIP LOCKED) RETURNING id;
 """
+README = (STRATEGIES / "README.md").read_text(encoding="utf-8")
+FENCED = re.findall(r"^ *```sql\n(.*?)```", README, re.MULTILINE | re.DOTALL)
+BASE = """\
+-- What it is about.
+-- /// queue
+-- lease = "30 seconds"
+-- retry_on = [  # two of them
+--   "55P03",
+--   "40001",
+-- ]
+-- include = ["more/tables.sql"]
+-- [states]
+-- done = "completed"
+-- ///
+
+-- name: enqueue
+INSERT INTO jobs DEFAULT VALUES RETURNING id;
+
+-- The oldest first.
+-- name: claim
+SELECT id FROM jobs ORDER BY id LIMIT 1 FOR UPDATE;
+
+-- name: complete(id)!
+DELETE FROM jobs WHERE id = :id;
+"""
+TABLES = "CREATE TABLE jobs (id bigserial PRIMARY KEY);\n"
 
 
 def including(folder: Path, patterns: str, extra: str = "") -> SqlFileQueue:
@@ -163,10 +189,6 @@ def test_a_migration_ends_where_it_says_how_it_is_undone(tmp_path: Path, down: s
     assert sent(dumped(tmp_path, script)) == ["CREATE TABLE jobs()"]
 
 
-README = (STRATEGIES / "README.md").read_text(encoding="utf-8")
-FENCED = re.findall(r"^ *```sql\n(.*?)```", README, re.MULTILINE | re.DOTALL)
-
-
 @pytest.mark.parametrize("example", FENCED)
 def test_the_examples_of_the_reference_are_queue_files(tmp_path: Path, example: str) -> None:
     """Each loads, with the blocks that it leaves out and the files that it includes beside it."""
@@ -183,32 +205,6 @@ def test_the_examples_of_the_reference_are_queue_files(tmp_path: Path, example: 
     others = [name + sql for name, sql in blocks.items() if name not in example]
     whole = "\n".join([textwrap.dedent(example), *others])
     assert load_text(whole, tmp_path / "queues" / "q.sql").blocks
-
-
-BASE = """\
--- What it is about.
--- /// queue
--- lease = "30 seconds"
--- retry_on = [  # two of them
---   "55P03",
---   "40001",
--- ]
--- include = ["more/tables.sql"]
--- [states]
--- done = "completed"
--- ///
-
--- name: enqueue
-INSERT INTO jobs DEFAULT VALUES RETURNING id;
-
--- The oldest first.
--- name: claim
-SELECT id FROM jobs ORDER BY id LIMIT 1 FOR UPDATE;
-
--- name: complete(id)!
-DELETE FROM jobs WHERE id = :id;
-"""
-TABLES = "CREATE TABLE jobs (id bigserial PRIMARY KEY);\n"
 
 
 @pytest.fixture

@@ -166,6 +166,28 @@ UPDATE deliveries SET state = 'in_flight', tries = tries + 1, locked_until = now
 WHERE id = (SELECT id FROM deliveries WHERE due <= now() LIMIT 1) RETURNING id, tries AS attempt;
 """,
 )
+NUMBERED = queue_file(
+    **LEASED,
+    table="CREATE TABLE jobs (id bigserial, due_at bigint, vt {kind});",
+    more="CREATE FUNCTION now_ms() RETURNS bigint RETURN extract(epoch FROM now()) * 1000;",
+    enqueue="""(delay)
+INSERT INTO jobs (due_at) VALUES (extract(epoch FROM now() + :delay) * 1000) RETURNING id;""",
+    claim="""(lease)
+UPDATE jobs SET vt = now_ms() + :lease
+WHERE id = (SELECT id FROM jobs WHERE due_at <= now_ms() LIMIT 1) RETURNING id;""",
+    heartbeat="!\nUPDATE jobs SET vt = {anew} WHERE id = :id;",
+)
+FLAGGED = queue_file(
+    table="CREATE TABLE inbox (id bigserial, stage text, held boolean, receipt uuid);",
+    enqueue="INSERT INTO inbox (stage) VALUES ('new') RETURNING id;",
+    claim="""
+UPDATE inbox SET {claimed}, receipt = gen_random_uuid()
+WHERE id = (SELECT id FROM inbox LIMIT 1) RETURNING id, receipt;""",
+    complete="""(id, receipt)!
+DELETE FROM inbox WHERE id = :id AND receipt = :receipt AND stage IN ('taken', 'begun');""",
+    heartbeat="(id)!\nUPDATE inbox SET stage = 'begun' WHERE id = :id;",
+    jobs="",
+)
 
 
 def test_a_remedy_has_the_queue_s_own_names(tmp_path: Path) -> None:
@@ -180,19 +202,6 @@ def test_a_remedy_has_the_queue_s_own_names(tmp_path: Path) -> None:
     assert own_names(load(REFERENCE))["fencing"] == CATALOGUE["fencing"].safe
     found = (Judgement("fencing", "broken", "r", "story"), Judgement("order", "holds", "r"))
     assert remedies(queue, *found) == [own["fencing"], None]
-
-
-NUMBERED = queue_file(
-    **LEASED,
-    table="CREATE TABLE jobs (id bigserial, due_at bigint, vt {kind});",
-    more="CREATE FUNCTION now_ms() RETURNS bigint RETURN extract(epoch FROM now()) * 1000;",
-    enqueue="""(delay)
-INSERT INTO jobs (due_at) VALUES (extract(epoch FROM now() + :delay) * 1000) RETURNING id;""",
-    claim="""(lease)
-UPDATE jobs SET vt = now_ms() + :lease
-WHERE id = (SELECT id FROM jobs WHERE due_at <= now_ms() LIMIT 1) RETURNING id;""",
-    heartbeat="!\nUPDATE jobs SET vt = {anew} WHERE id = :id;",
-)
 
 
 def test_a_time_that_is_a_number_is_compared_with_one(tmp_path: Path) -> None:
@@ -242,19 +251,6 @@ def test_what_stands_in_an_included_file_is_left_alone(tmp_path: Path) -> None:
     short = short.replace("recover(lease)", "recover")
     offered = {fix.what for fix in fixes(Draft(short, path), "live-lease")}
     assert "recover: locked_at < now() - :lease asked instead" in offered
-
-
-FLAGGED = queue_file(
-    table="CREATE TABLE inbox (id bigserial, stage text, held boolean, receipt uuid);",
-    enqueue="INSERT INTO inbox (stage) VALUES ('new') RETURNING id;",
-    claim="""
-UPDATE inbox SET {claimed}, receipt = gen_random_uuid()
-WHERE id = (SELECT id FROM inbox LIMIT 1) RETURNING id, receipt;""",
-    complete="""(id, receipt)!
-DELETE FROM inbox WHERE id = :id AND receipt = :receipt AND stage IN ('taken', 'begun');""",
-    heartbeat="(id)!\nUPDATE inbox SET stage = 'begun' WHERE id = :id;",
-    jobs="",
-)
 
 
 @each("""
@@ -394,6 +390,17 @@ MADE = {
 NOWHERE = f"\n{FREE} FOR UPDATE SKIP LOCKED;\nINSERT INTO held SELECT;"
 DROPPED = "(id)!\nINSERT INTO jobs VALUES (:id) ON CONFLICT DO NOTHING;"
 CASCADES = "\nCREATE TABLE jobs (l int REFERENCES lanes ON DELETE CASCADE);"
+FAILS = """(id)!
+UPDATE jobs SET s = CASE WHEN n < 3 THEN 'new' ELSE 'dead' END WHERE id = :id;"""
+STATES = """
+SELECT id, CASE s WHEN 'new' THEN 'queued' WHEN 'dead' THEN 'failed' ELSE 'running' END AS state
+FROM jobs;"""
+BY_ID = {
+    "header": 'lease = "1 minute"',
+    "claim": "\nUPDATE jobs SET status = 'running', n = n + 1 RETURNING id, n AS attempt;",
+    "complete": "(id)!\nUPDATE jobs SET status = 'completed' WHERE id = :id;",
+    "fail": "(id)!\nUPDATE jobs SET status = 'queued' WHERE id = :id;",
+}
 
 
 @pytest.mark.parametrize(("guarantee", "blocks", "lines"), MADE.values(), ids=MADE)
@@ -422,13 +429,6 @@ def test_a_cause_may_need_what_the_story_says() -> None:
     late = "4  w1: heartbeat job 1 [b] => accepted"
     told = cause_of("concurrency-limit", Draft(queue_file(heartbeat="\nSELECT 1;"), "q.sql"), late)
     assert "extends that of its place" in str(told)
-
-
-FAILS = """(id)!
-UPDATE jobs SET s = CASE WHEN n < 3 THEN 'new' ELSE 'dead' END WHERE id = :id;"""
-STATES = """
-SELECT id, CASE s WHEN 'new' THEN 'queued' WHEN 'dead' THEN 'failed' ELSE 'running' END AS state
-FROM jobs;"""
 
 
 def test_a_remedy_knows_the_states_by_the_list_of_jobs() -> None:
@@ -510,14 +510,6 @@ def test_a_lucky_form_is_not_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     server = cast("Server", None)  # which `judged` does not ask
     assert search.advise(queue, card, server, lambda _what, _done: None) == {}
     assert max(asked.values()) > 1
-
-
-BY_ID = {
-    "header": 'lease = "1 minute"',
-    "claim": "\nUPDATE jobs SET status = 'running', n = n + 1 RETURNING id, n AS attempt;",
-    "complete": "(id)!\nUPDATE jobs SET status = 'completed' WHERE id = :id;",
-    "fail": "(id)!\nUPDATE jobs SET status = 'queued' WHERE id = :id;",
-}
 
 
 @pytest.mark.parametrize("known", [("complete", "fail"), ("complete",)], ids=["both", "one"])

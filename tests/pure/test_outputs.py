@@ -21,6 +21,23 @@ from tests.fix_queues import SOUND
 
 SCHEMA = "CREATE TABLE jobs (id bigint);\n"
 WORKER = "import sys\n"
+HARMS = {
+    "by its name": ["check", "q.sql", "--json", "q.sql"],
+    "by a detour": ["check", "q.sql", "--html", "./q.sql"],
+    "by its whole path": ["check", "q.sql", "--junit", "{place}/q.sql"],
+    "by a link": ["check", "q.sql", "--badge", "link"],
+    "through a link": ["check", "link", "--json", "q.sql"],
+    "by a hard link": ["check", "q.sql", "--json", "hard"],
+    "what it says of mutants": ["mutate", "q.sql", "--json", "q.equivalent.toml"],
+    "an included file": ["check", "includes.sql", "--json", "schema.sql"],
+    "the other version": ["check", "q.sql", "--with", "other.sql", "--json", "other.sql"],
+    "the story's file": ["replay", "q.sql", "TOKEN", "--export", "link.spec"],
+    "the worker": ["check", f"exec: {sys.executable} worker.py", "--json", "worker.py"],
+    "the class": ["check", "outputs_mine:Mine", "--json", "outputs_mine.py"],
+    "of mutants": ["mutate", "q.sql", "--json", "q.sql"],
+    "of a benchmark": ["bench", "other.sql", "q.sql", "--json", "q.sql"],
+    "another run's card": ["report", "card.json", "--html", "./card.json"],
+}
 
 
 def test_what_cannot_be_written_is_left_as_it_was(tmp_path: Path) -> None:
@@ -59,25 +76,6 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, no_server: None) -> P
     (tmp_path / "outputs_mine.py").write_text(SOUND)
     (tmp_path / "card.json").write_text("{}")
     return tmp_path
-
-
-HARMS = {
-    "by its name": ["check", "q.sql", "--json", "q.sql"],
-    "by a detour": ["check", "q.sql", "--html", "./q.sql"],
-    "by its whole path": ["check", "q.sql", "--junit", "{place}/q.sql"],
-    "by a link": ["check", "q.sql", "--badge", "link"],
-    "through a link": ["check", "link", "--json", "q.sql"],
-    "by a hard link": ["check", "q.sql", "--json", "hard"],
-    "what it says of mutants": ["mutate", "q.sql", "--json", "q.equivalent.toml"],
-    "an included file": ["check", "includes.sql", "--json", "schema.sql"],
-    "the other version": ["check", "q.sql", "--with", "other.sql", "--json", "other.sql"],
-    "the story's file": ["replay", "q.sql", "TOKEN", "--export", "link.spec"],
-    "the worker": ["check", f"exec: {sys.executable} worker.py", "--json", "worker.py"],
-    "the class": ["check", "outputs_mine:Mine", "--json", "outputs_mine.py"],
-    "of mutants": ["mutate", "q.sql", "--json", "q.sql"],
-    "of a benchmark": ["bench", "other.sql", "q.sql", "--json", "q.sql"],
-    "another run's card": ["report", "card.json", "--html", "./card.json"],
-}
 
 
 @pytest.mark.parametrize("arguments", HARMS.values(), ids=HARMS)

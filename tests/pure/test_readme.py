@@ -16,6 +16,15 @@ from tests.fix_places import ROOT
 from workshop import guarantees
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
+PAGES = [
+    ROOT / "README.md",
+    ROOT / "CONTRIBUTING.md",
+    *sorted((ROOT / "strategies").glob("README.md")),
+    *sorted((ROOT / "strategies").glob("*/README.md")),
+    *sorted((ROOT / "docs").rglob("*.md")),
+]
+STORIES = (ROOT / "results" / "stories.md").read_text(encoding="utf-8")
+TELLING = ["README.md", "CHANGELOG.md", "results/conformance.md", "docs/index.md"]
 
 
 def test_every_exit_code_has_a_line() -> None:
@@ -44,25 +53,12 @@ def test_guarantees_and_options_are_spelt_as_they_are(capsys: pytest.CaptureFixt
     assert set(ids) <= set(CATALOGUE)
 
 
-PAGES = [
-    ROOT / "README.md",
-    ROOT / "CONTRIBUTING.md",
-    *sorted((ROOT / "strategies").glob("README.md")),
-    *sorted((ROOT / "strategies").glob("*/README.md")),
-    *sorted((ROOT / "docs").rglob("*.md")),
-]
-
-
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
 def test_links_lead_to_files_of_the_checkout(page: Path) -> None:
     """Pages are read there; the site and `make release` make addresses of them."""
     links = re.findall(r"\]\(([^)#\s]+)", page.read_text(encoding="utf-8"))
     near = [link for link in links if "://" not in link]
     assert [link for link in near if not (page.parent / link).exists()] == []
-
-
-STORIES = (ROOT / "results" / "stories.md").read_text(encoding="utf-8")
-TELLING = ["README.md", "CHANGELOG.md", "results/conformance.md", "docs/index.md"]
 
 
 @pytest.mark.parametrize("page", TELLING)

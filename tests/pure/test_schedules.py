@@ -28,6 +28,18 @@ from tests.fix_plays import play
 DECLARED = Declared(
     lease=None, held=False, worker_heartbeat=False, recovers=False, observable=True, order="none"
 )
+STOPS = "reaper recovers | w1 fails, advances {}, claims"
+ONE, TWO = (play(told, 0) for told in ("producer enqueues", "producer enqueues; producer enqueues"))
+URGENT, LATER = JobSpec(priority=2), JobSpec(delay=9.0)
+BOTH = TWO._replace(reserve=(URGENT, LATER))
+SMALLER = {
+    "moves of the clock in a row": (play("+18; +24", 0), play("+42", 0)),
+    "moves of one actor": (play("clock advances 18, advances 24", 0), play("+42", 0)),
+    "a shorter move": (play(STOPS.format(DAY), 0), play(STOPS.format(MOMENT), 0)),
+    "one job less in the middle": (BOTH, TWO._replace(reserve=(LATER,))),
+    "a job like all others": (BOTH, TWO._replace(reserve=(URGENT, JobSpec()))),
+    "a job from the beginning": (BOTH, ONE._replace(jobs=(URGENT,), reserve=(LATER,))),
+}
 
 
 def program(*steps: int) -> Program:
@@ -160,20 +172,6 @@ def test_shrinking_ends_where_nothing_more_can_go() -> None:
     between = play("+18; w1 claims; +9", 0)
     moved = [do for one in smaller(between) for s in one.stages for _, dos in s for do in dos]
     assert advance(27) not in moved
-
-
-STOPS = "reaper recovers | w1 fails, advances {}, claims"
-ONE, TWO = (play(told, 0) for told in ("producer enqueues", "producer enqueues; producer enqueues"))
-URGENT, LATER = JobSpec(priority=2), JobSpec(delay=9.0)
-BOTH = TWO._replace(reserve=(URGENT, LATER))
-SMALLER = {
-    "moves of the clock in a row": (play("+18; +24", 0), play("+42", 0)),
-    "moves of one actor": (play("clock advances 18, advances 24", 0), play("+42", 0)),
-    "a shorter move": (play(STOPS.format(DAY), 0), play(STOPS.format(MOMENT), 0)),
-    "one job less in the middle": (BOTH, TWO._replace(reserve=(LATER,))),
-    "a job like all others": (BOTH, TWO._replace(reserve=(URGENT, JobSpec()))),
-    "a job from the beginning": (BOTH, ONE._replace(jobs=(URGENT,), reserve=(LATER,))),
-}
 
 
 @pytest.mark.parametrize(("large", "small"), SMALLER.values(), ids=SMALLER)

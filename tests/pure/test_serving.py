@@ -21,6 +21,17 @@ SELECT id FROM jobs WHERE NOT done AND state IN ('a', 'b') AND (x IS NULL OR x <
   ORDER BY id LIMIT 1
   => ON jobs (id) WHERE NOT done AND state IN ('a', 'b')
 """
+JOINED = """\
+Update on deliveries d
+  CTE picked
+    ->  Limit
+          ->  LockRows
+                ->  Index Scan using due on deliveries
+  ->  Hash Join
+        Hash Cond: (d.id = picked.id)
+        ->  Seq Scan on deliveries d
+        ->  Hash
+              ->  CTE Scan on picked"""
 
 
 @pytest.mark.parametrize(("claim", "index"), pairs(SERVED))
@@ -42,19 +53,6 @@ def test_the_index_has_the_claims_own_names(claim: str, index: str) -> None:
 def test_no_index_is_made_up(claim: str) -> None:
     """Where the query is out of sight, or no index of one table has its order, none is named."""
     assert serving_index(claim) is None
-
-
-JOINED = """\
-Update on deliveries d
-  CTE picked
-    ->  Limit
-          ->  LockRows
-                ->  Index Scan using due on deliveries
-  ->  Hash Join
-        Hash Cond: (d.id = picked.id)
-        ->  Seq Scan on deliveries d
-        ->  Hash
-              ->  CTE Scan on picked"""
 
 
 def test_states_joined_by_or_are_asked_for_together() -> None:

@@ -24,6 +24,7 @@ from tests.fix_places import ROOT, SKIP_LOCKED, STRATEGIES, reference
 
 FIRST, ALL = PROFILES["quick"].meetings, 400
 PAUSE = 3600.0  # seconds; what settles is shorter, and a wait longer
+LEADER = "sound/leader_promotes.sql"
 
 
 def acts(program: Program) -> list[Do]:
@@ -35,9 +36,6 @@ def lives(name: str) -> Iterator[Sequence[str]]:
     """What happens in each life that a queue's jobs may have alone, act by act."""
     for space in spaces_of(name):
         yield from ([do.kind for do in acts(one.make())] for one in space.alone())
-
-
-LEADER = "sound/leader_promotes.sql"
 
 
 def offered(name: str) -> Offer:

@@ -19,6 +19,29 @@ DECOYS = [
 ]
 SEPARATED = [decoy for decoy in DECOYS if not decoy.startswith("--")]
 WORDS = st.from_regex(r"[a-z_][a-z0-9_]{0,8}", fullmatch=True)
+# What is written => what is sent. What older versions of pg_dump write is the time of the insert.
+PATHS = """
+CREATE TABLE t (a timestamptz DEFAULT ('now'::text)::timestamp with time zone)
+  => CREATE TABLE t (a timestamptz DEFAULT (clock.now())::timestamp with time zone)
+SET LOCAL search_path = app, public
+  => SET LOCAL search_path = app, public, clock, pg_catalog
+SET search_path TO pg_catalog, app => SET search_path TO clock, pg_catalog, app
+SET search_path TO DEFAULT => SET search_path TO DEFAULT
+SELECT set_config('search_path', 'app', true)
+  => SELECT set_config('search_path', 'app, clock, pg_catalog', true)
+SELECT pg_catalog.set_config('search_path', '', false)
+  => SELECT pg_catalog.set_config('search_path', 'clock, pg_catalog', false)
+SELECT set_config('search_path', 'pg_catalog, app', false)
+  => SELECT set_config('search_path', 'clock, pg_catalog, app', false)
+SELECT set_config('search_path', left(a, 3), true)
+  => SELECT set_config('search_path', left(a, 3) || ', clock, pg_catalog', true)
+DO $$ BEGIN SET search_path = a; EXECUTE 'SELECT CURRENT_TIMESTAMP'; END $$
+  => DO $$ BEGIN SET search_path = a, clock, pg_catalog; EXECUTE 'SELECT clock.now()'; END $$
+CREATE FUNCTION f() RETURNS date LANGUAGE sql AS 'SELECT date(CURRENT_TIMESTAMP)'
+  => CREATE FUNCTION f() RETURNS date LANGUAGE sql AS 'SELECT date(clock.now())'
+DO $$ BEGIN EXECUTE format($q$ SELECT CURRENT_TIMESTAMP, %L $q$, 'now'); END $$
+  => DO $$ BEGIN EXECUTE format($q$ SELECT clock.now(), %L $q$, 'now'); END $$
+"""
 
 
 @given(st.lists(st.sampled_from(DECOYS) | WORDS.map(":{}".format), max_size=12))
@@ -164,31 +187,6 @@ def test_forms_of_the_time_follow_the_clock(text: str, sent: str) -> None:
 def test_nothing_else_is_rewritten(text: str) -> None:
     """Strings, comments, labels, attributes, foreign bodies and frozen literals stay."""
     assert text == sqltext.compile_statement(text).sql
-
-
-# What is written => what is sent. What older versions of pg_dump write is the time of the insert.
-PATHS = """
-CREATE TABLE t (a timestamptz DEFAULT ('now'::text)::timestamp with time zone)
-  => CREATE TABLE t (a timestamptz DEFAULT (clock.now())::timestamp with time zone)
-SET LOCAL search_path = app, public
-  => SET LOCAL search_path = app, public, clock, pg_catalog
-SET search_path TO pg_catalog, app => SET search_path TO clock, pg_catalog, app
-SET search_path TO DEFAULT => SET search_path TO DEFAULT
-SELECT set_config('search_path', 'app', true)
-  => SELECT set_config('search_path', 'app, clock, pg_catalog', true)
-SELECT pg_catalog.set_config('search_path', '', false)
-  => SELECT pg_catalog.set_config('search_path', 'clock, pg_catalog', false)
-SELECT set_config('search_path', 'pg_catalog, app', false)
-  => SELECT set_config('search_path', 'clock, pg_catalog, app', false)
-SELECT set_config('search_path', left(a, 3), true)
-  => SELECT set_config('search_path', left(a, 3) || ', clock, pg_catalog', true)
-DO $$ BEGIN SET search_path = a; EXECUTE 'SELECT CURRENT_TIMESTAMP'; END $$
-  => DO $$ BEGIN SET search_path = a, clock, pg_catalog; EXECUTE 'SELECT clock.now()'; END $$
-CREATE FUNCTION f() RETURNS date LANGUAGE sql AS 'SELECT date(CURRENT_TIMESTAMP)'
-  => CREATE FUNCTION f() RETURNS date LANGUAGE sql AS 'SELECT date(clock.now())'
-DO $$ BEGIN EXECUTE format($q$ SELECT CURRENT_TIMESTAMP, %L $q$, 'now'); END $$
-  => DO $$ BEGIN EXECUTE format($q$ SELECT clock.now(), %L $q$, 'now'); END $$
-"""
 
 
 @pytest.mark.parametrize(("written", "sent"), pairs(PATHS))

@@ -50,6 +50,22 @@ OFFERED = frozenset({"install", "enqueue", "claim", "complete"})
 FAIL = "\n-- name: fail{}\nBEGIN;\nUPDATE jobs SET e = :error WHERE id = :id;\nSELECT 1;\nCOMMIT;"
 MANY = "\n-- name: complete_many{}\nUPDATE jobs SET a = :worker WHERE id = ANY(:ids) AND :attempts"
 BOTH = "\n-- name: complete_and_claim{}\nSELECT :ids, :attempts, :worker, :limit"
+TWO_STEPS = """
+BEGIN;
+SELECT id AS trie, v, :worker FROM jobs;
+UPDATE jobs SET a = ANY(:tries) RETURNING id, trie;
+SELECT id FROM jobs WHERE id = ANY(:tries);
+COMMIT;"""
+THREE = """
+SELECT 1 AS id; -- else: a remark
+-- else
+SELECT 2 -- else
+  -- else
+  AS id;
+  --  Else
+SELECT 3 AS id;
+SELECT 4 AS id WHERE 0 < ALL (:ids);
+"""
 
 
 def queue(extra: str = "", **replaced: str) -> SqlFileQueue:
@@ -400,14 +416,6 @@ def test_a_column_that_claim_does_not_return() -> None:
     assert "no parameter :attemt, only id, attempt; did you mean :attempt?" in str(caught.value)
 
 
-TWO_STEPS = """
-BEGIN;
-SELECT id AS trie, v, :worker FROM jobs;
-UPDATE jobs SET a = ANY(:tries) RETURNING id, trie;
-SELECT id FROM jobs WHERE id = ANY(:tries);
-COMMIT;"""
-
-
 def test_columns_of_a_step_are_arrays_for_later_ones() -> None:
     """Arrays carry the column's type and replace earlier ones; void columns give none."""
     found = [{"trie": Value(t, INT4), "v": Value(b"", VOID)} for t in (b"1", None)]
@@ -662,18 +670,6 @@ def test_a_heartbeat_replaces_columns_of_the_claim() -> None:
     assert renewed.token.keys() == job().token.keys()
     assert run(loaded.begin("heartbeat", job=job()), rows(seen=["x"]))[1] is True
     assert run(loaded.begin("heartbeat", job=job()), rows(id=[]))[1] is False
-
-
-THREE = """
-SELECT 1 AS id; -- else: a remark
--- else
-SELECT 2 -- else
-  -- else
-  AS id;
-  --  Else
-SELECT 3 AS id;
-SELECT 4 AS id WHERE 0 < ALL (:ids);
-"""
 
 
 @pytest.mark.parametrize(

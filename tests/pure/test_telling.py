@@ -43,6 +43,7 @@ from queueproof.schedule.programs import FaultKind
 from tests.fix_queues import queue_file
 
 SQL = Sent(0, "UPDATE jobs", ())
+ACCOUNT = Account("steady-cost", (Part("prose", "Broken: x."), Part("plan", "Scan", "Its plan:")))
 
 
 def story(*turns: Turn, **facts: object) -> Story:
@@ -394,9 +395,6 @@ def test_a_diagram_names_everybody_and_the_clock() -> None:
     drawn = to_mermaid(AGAIN).splitlines()
     assert drawn[1:4] == [f"    participant {who}" for who in ("w1", "reaper", "PostgreSQL")]
     assert "    Note over w1,PostgreSQL: the clock moves on by 33.4 s" in drawn
-
-
-ACCOUNT = Account("steady-cost", (Part("prose", "Broken: x."), Part("plan", "Scan", "Its plan:")))
 
 
 @pytest.mark.parametrize("told", [AGAIN, RACE, ACCOUNT])

@@ -31,6 +31,36 @@ from tests.fix_places import SKIP_LOCKED, STRATEGIES, reference
 from tests.fix_plays import play
 
 JOBS = "SELECT id, status AS state, attempts\nFROM jobs"
+ENQUEUED = "RETURNING id;\n\n-- name: claim"
+LIST = {
+    "left out job 2": " ORDER BY id LIMIT 1",
+    "left out job 3": " WHERE run_at <= now()",
+    "left out job 4": " WHERE queue = 'default'",
+    "failed by its holder": " WHERE status <> 'running'",
+    "lists job 1 more than once": f" UNION ALL {JOBS}",
+}
+STATE = {
+    "reported job 1 as completed": "'completed'",
+    "which had attempts left": "CASE WHEN status = 'queued' AND attempts > 0 THEN 'failed' "
+    "ELSE status END",
+}
+TWO_IDS = "RETURNING id;\nSELECT unnest(ARRAY[max(id), -max(id)]) AS id FROM jobs;\n-- name: claim"
+BATCH = "held.id\nRETURNING jobs.id"
+NEWEST = "AS attempt, (SELECT max(payload::text) FROM jobs) AS payload;"
+READY = "AND run_at <= now()"
+UNMOVED = "AND run_at <= ('no' || 'w')::timestamptz"
+WRONG = [
+    ("enqueue", "the id 7 for two jobs", ENQUEUED, "RETURNING 7 AS id;\n-- name: claim"),
+    ("enqueue", "no id", ENQUEUED, "RETURNING id;\nSELECT 1 AS id WHERE false;\n-- name: claim"),
+    ("enqueue", "2 ids", ENQUEUED, TWO_IDS),
+    ("claim", "the id 1001", "RETURNING id, attempts AS", "RETURNING id + 1000 AS id, attempts AS"),
+    ("claim", "job 1 with the payload of job 2", "AS attempt, payload;", NEWEST),
+    ("claim", "does not see that the database's clock was moved", READY, UNMOVED),
+    ("complete_many", "the id 50\\d", BATCH, f"{BATCH} + 500 AS id"),
+    ("jobs", "id is NULL", JOBS, JOBS.replace("id,", "NULL AS id,")),
+    *(("jobs", message, JOBS, JOBS + rest) for message, rest in LIST.items()),
+    *(("jobs", message, JOBS, JOBS.replace("status", state)) for message, state in STATE.items()),
+]
 
 
 @cases("""
@@ -105,38 +135,6 @@ def test_what_contradicts_what_in_a_history(case: Case) -> None:
         assert f"{found.operation}: {found.because}".startswith(case.breaks[0])
     else:
         assert found is None
-
-
-ENQUEUED = "RETURNING id;\n\n-- name: claim"
-LIST = {
-    "left out job 2": " ORDER BY id LIMIT 1",
-    "left out job 3": " WHERE run_at <= now()",
-    "left out job 4": " WHERE queue = 'default'",
-    "failed by its holder": " WHERE status <> 'running'",
-    "lists job 1 more than once": f" UNION ALL {JOBS}",
-}
-STATE = {
-    "reported job 1 as completed": "'completed'",
-    "which had attempts left": "CASE WHEN status = 'queued' AND attempts > 0 THEN 'failed' "
-    "ELSE status END",
-}
-TWO_IDS = "RETURNING id;\nSELECT unnest(ARRAY[max(id), -max(id)]) AS id FROM jobs;\n-- name: claim"
-BATCH = "held.id\nRETURNING jobs.id"
-NEWEST = "AS attempt, (SELECT max(payload::text) FROM jobs) AS payload;"
-READY = "AND run_at <= now()"
-UNMOVED = "AND run_at <= ('no' || 'w')::timestamptz"
-WRONG = [
-    ("enqueue", "the id 7 for two jobs", ENQUEUED, "RETURNING 7 AS id;\n-- name: claim"),
-    ("enqueue", "no id", ENQUEUED, "RETURNING id;\nSELECT 1 AS id WHERE false;\n-- name: claim"),
-    ("enqueue", "2 ids", ENQUEUED, TWO_IDS),
-    ("claim", "the id 1001", "RETURNING id, attempts AS", "RETURNING id + 1000 AS id, attempts AS"),
-    ("claim", "job 1 with the payload of job 2", "AS attempt, payload;", NEWEST),
-    ("claim", "does not see that the database's clock was moved", READY, UNMOVED),
-    ("complete_many", "the id 50\\d", BATCH, f"{BATCH} + 500 AS id"),
-    ("jobs", "id is NULL", JOBS, JOBS.replace("id,", "NULL AS id,")),
-    *(("jobs", message, JOBS, JOBS + rest) for message, rest in LIST.items()),
-    *(("jobs", message, JOBS, JOBS.replace("status", state)) for message, state in STATE.items()),
-]
 
 
 @pytest.mark.parametrize(("operation", "message", "old", "new"), WRONG, ids=[w[1] for w in WRONG])

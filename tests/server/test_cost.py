@@ -94,6 +94,39 @@ def test_a_compiled_claim_has_no_limit_parameter(server: Server) -> None:
 SINGLE = CLAIM.replace(":limit", "1").replace("(limit)", "")
 AT_MOST_ONCE = load(Path(workshop.__file__).parent / "at_most_once.sql")
 EVIL = """</script></svg><script>alert(1)</script>'"><img src=x onerror=alert(1)>"""
+ONE = Shape(1, 1)
+PACES = (Pace(-1), Pace(1e9), Pace(backlog=-1), Pace(payload=10**9), Pace(warm_up=99))
+SOUND = ("skip_locked", "for_update", "nowait", "advisory_lock", "in_subselect")
+KEEPING_LITTLE = ("sound/delete_on_complete", "sound/ready_and_claimed")
+RUN = Measured(
+    jobs=100,
+    completed=100,
+    seconds=1.0,
+    drained=True,
+    claimed=100,
+    double_claims=0,
+    unfinished=0,
+    lost=0,
+    rejected=0,
+    empty=1,
+    retries=2,
+    deadlocks=0,
+    lock_waits=0.5,
+    p50=0.001,
+    p95=0.002,
+    p99=0.003,
+)
+METHOD = {
+    "server": "PostgreSQL 18.4, embedded",
+    "settings": {"fsync": "on"},
+    "durable": True,
+    "cores": 2,
+    "load_before": 0.5,
+    "rounds": 3,
+    "seconds": 0.7,
+    "date": "2026-01-02T03:04:05Z",
+    "queues": {},
+}
 
 
 @pytest.mark.parametrize(
@@ -137,10 +170,6 @@ def test_an_open_transaction_is_seen(block: str, *, is_open: bool) -> None:
 def test_arrays_are_literals(texts: list[bytes | None], oid: int, literal: bytes) -> None:
     """Elements are quoted unless they are numbers; NULL is not the text NULL."""
     assert literal == Field(0, "id", oid, 0).array_of(texts)
-
-
-SOUND = ("skip_locked", "for_update", "nowait", "advisory_lock", "in_subselect")
-KEEPING_LITTLE = ("sound/delete_on_complete", "sound/ready_and_claimed")
 
 
 @pytest.mark.parametrize(
@@ -307,10 +336,6 @@ def test_a_load_has_the_beginning_and_the_payload_that_were_asked_for(paced: Gro
     sizes = paced._admin.execute("SELECT min(length(payload::text)) FROM public.jobs").fetchone()
     assert sizes
     assert 5000 <= sizes[0] < 5100
-
-
-ONE = Shape(1, 1)
-PACES = (Pace(-1), Pace(1e9), Pace(backlog=-1), Pace(payload=10**9), Pace(warm_up=99))
 
 
 @pytest.mark.parametrize(
@@ -521,37 +546,6 @@ def test_a_failing_command_line_has_no_traceback(capsys: pytest.CaptureFixture[s
         measure(groups([]))
     assert main(["--quick", "--postgres", "nowhere"]) == Exit.UNUSABLE
     assert "nowhere" in capsys.readouterr().err
-
-
-RUN = Measured(
-    jobs=100,
-    completed=100,
-    seconds=1.0,
-    drained=True,
-    claimed=100,
-    double_claims=0,
-    unfinished=0,
-    lost=0,
-    rejected=0,
-    empty=1,
-    retries=2,
-    deadlocks=0,
-    lock_waits=0.5,
-    p50=0.001,
-    p95=0.002,
-    p99=0.003,
-)
-METHOD = {
-    "server": "PostgreSQL 18.4, embedded",
-    "settings": {"fsync": "on"},
-    "durable": True,
-    "cores": 2,
-    "load_before": 0.5,
-    "rounds": 3,
-    "seconds": 0.7,
-    "date": "2026-01-02T03:04:05Z",
-    "queues": {},
-}
 
 
 def runs(*seconds: float) -> list[Measured]:

@@ -46,9 +46,27 @@ from tests.fix_queues import queue_file
 from workshop.permutations import find_isolationtester, measure
 
 RACE = play("w1 claims | w2 claims")
+RACED: dict[str, Any] = {"program": RACE.to_data(), "under": {}, "broken": "single-claim"}
 LOST = Violation("no-lost-job", "it is a test", None, -2)
 TIMES = {1114, 1184}  # pg_type.oid of timestamp and timestamptz: these differ from run to run
 Told = Callable[..., tuple[Failure, str]]
+PINNED = queue_file(
+    header='lease = "30 seconds"',
+    table="CREATE TABLE jobs (id bigserial PRIMARY KEY, until timestamptz DEFAULT '-infinity');",
+    more="CREATE FUNCTION moment() RETURNS timestamptz LANGUAGE sql SET search_path = ''"
+    " AS 'SELECT now()';",
+    claim="""(lease)
+UPDATE jobs SET until = moment() + :lease
+WHERE id = (SELECT id FROM jobs WHERE until < moment() LIMIT 1 FOR UPDATE SKIP LOCKED)
+RETURNING id;""",
+    complete="",
+    jobs="",
+)
+RANDOM = queue_file(
+    table="CREATE TABLE jobs (id uuid PRIMARY KEY DEFAULT gen_random_uuid(), status text "
+    "DEFAULT 'queued');",
+    jobs="",
+)
 
 
 @dataclass
@@ -313,25 +331,6 @@ def test_what_somebody_keeps_in_public_stays(told: Told, server: Server) -> None
         assert kept.execute("SELECT to_regclass('public.kept')").fetchone() == ("kept",)
 
 
-PINNED = queue_file(
-    header='lease = "30 seconds"',
-    table="CREATE TABLE jobs (id bigserial PRIMARY KEY, until timestamptz DEFAULT '-infinity');",
-    more="CREATE FUNCTION moment() RETURNS timestamptz LANGUAGE sql SET search_path = ''"
-    " AS 'SELECT now()';",
-    claim="""(lease)
-UPDATE jobs SET until = moment() + :lease
-WHERE id = (SELECT id FROM jobs WHERE until < moment() LIMIT 1 FOR UPDATE SKIP LOCKED)
-RETURNING id;""",
-    complete="",
-    jobs="",
-)
-RANDOM = queue_file(
-    table="CREATE TABLE jobs (id uuid PRIMARY KEY DEFAULT gen_random_uuid(), status text "
-    "DEFAULT 'queued');",
-    jobs="",
-)
-
-
 def test_a_function_with_a_search_path_of_its_own_sees_the_clock(told: Told) -> None:
     """The lab lets such a function see the moved clock, and so does the spec."""
     _, spec = told(PINNED, play("w1 claims; +lease; w2 claims"))
@@ -407,9 +406,6 @@ def test_only_the_end_of_a_block_is_a_brace(sql: str, expected: str) -> None:
     assert braced(sql) == f"{{\n{expected};\n}}"
     with pytest.raises(QueueproofError, match="closing brace"):
         braced('SELECT 1 AS "}"')
-
-
-RACED: dict[str, Any] = {"program": RACE.to_data(), "under": {}, "broken": "single-claim"}
 
 
 def written(path: Path, queue: str, **under: str) -> Callable[[], None]:

@@ -33,6 +33,9 @@ LISTED = (
     "AND status IN ('queued', 'running') FOR UPDATE SKIP LOCKED"
 )
 TAKE = "UPDATE {relation} SET status = 'running' WHERE id = ANY ({ids}) RETURNING id"
+WAITS_OR_IDLE = """
+SELECT FROM pg_stat_activity WHERE pid = %s AND (state <> 'active' OR wait_event_type = 'Lock')
+"""
 
 
 def queue(claim: str, schema: str = "") -> str:
@@ -221,11 +224,6 @@ def test_a_function_stops_where_its_snapshot_is_old(lab_of: LabOf, level: Isolat
     conditions = Conditions(gate="query", isolation=level)
     run = Runner(lab_of(SOUND["a plpgsql function"]), conditions=conditions).run(RACE)
     assert any(beat.event == "stops" for beat in run.trace) == (level is not None)
-
-
-WAITS_OR_IDLE = """
-SELECT FROM pg_stat_activity WHERE pid = %s AND (state <> 'active' OR wait_event_type = 'Lock')
-"""
 
 
 def test_a_notice_that_is_late_is_one_stop(lab_of: LabOf, monkeypatch: pytest.MonkeyPatch) -> None:

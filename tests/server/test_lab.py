@@ -27,6 +27,39 @@ from tests.fix_server import tell
 
 MOVED = 100_000.0  # seconds
 SLACK = 10_000.0  # seconds, far more than a test takes
+FORMS = [
+    *("now()", "transaction_timestamp()", "statement_timestamp()", "clock_timestamp()"),
+    *("pg_catalog.now()", "CURRENT_TIMESTAMP", "CURRENT_TIMESTAMP(3)", "'now'::timestamptz"),
+    *("LOCALTIMESTAMP", "LOCALTIMESTAMP(0)", "timeofday()", "CURRENT_DATE + LOCALTIME"),
+    *("in_plpgsql()", "in_sql()", "pinned()", "pinned_empty()", "atomic()"),
+]
+MADE = (
+    "CREATE TABLE new_days (LIKE jobs)",
+    "CREATE TABLE new_day (PRIMARY KEY (id)) INHERITS (new_days)",
+    "CREATE TABLE new_hours (id bigserial PRIMARY KEY, day bigint REFERENCES new_day)",
+    "CREATE TABLE new_parts (id bigint) PARTITION BY LIST (id)",
+    "CREATE TABLE new_part PARTITION OF new_parts FOR VALUES IN (1)",
+    "CREATE SEQUENCE new_numbers",
+    "CREATE VIEW new_view AS SELECT new_days.id FROM new_days, new_parts",
+    "CREATE MATERIALIZED VIEW new_copy AS SELECT * FROM new_view",
+    "CREATE TEMPORARY TABLE new_own (id bigint)",
+)
+LEFT_OPEN = """
+SELECT pg_advisory_lock(7); CREATE TEMP TABLE mine AS SELECT 1 AS n; LISTEN news;
+SET work_mem = '1MB'; PREPARE asked AS SELECT 1; DECLARE kept CURSOR WITH HOLD FOR SELECT 1
+"""
+LEFT = """
+SELECT (SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND classid = 0 AND objid = 7)
+  + (SELECT count(*) FROM pg_class WHERE relname = 'mine')
+  + (SELECT count(*) FROM pg_listening_channels())
+  + (SELECT count(*) FROM pg_settings WHERE name = 'work_mem' AND source = 'session')
+  + (SELECT count(*) FROM pg_prepared_statements WHERE name = 'asked')
+  + (SELECT count(*) FROM pg_cursors WHERE name = 'kept')
+"""
+PLANNED = """
+SELECT sum(generic_plans) || ' ' || sum(custom_plans)
+FROM pg_prepared_statements WHERE statement LIKE 'SELECT extract(epoch%'
+"""
 
 
 def queue(schema: str) -> str:
@@ -53,6 +86,10 @@ BEGIN
 END $$;
 CREATE FUNCTION atomic() RETURNS timestamptz LANGUAGE sql BEGIN ATOMIC SELECT now(); END;
 """)
+GATED = queue("""
+CREATE TABLE jobs (id bigserial PRIMARY KEY, state text NOT NULL DEFAULT 'queued');
+CREATE TABLE audit (id bigint);
+""")
 
 
 @pytest.fixture
@@ -77,14 +114,6 @@ def ahead(session: Session, expression: str) -> float:
 def is_moved(seconds: float) -> bool:
     """Whether a time is ahead by the clock's move."""
     return abs(seconds - MOVED) < SLACK
-
-
-FORMS = [
-    *("now()", "transaction_timestamp()", "statement_timestamp()", "clock_timestamp()"),
-    *("pg_catalog.now()", "CURRENT_TIMESTAMP", "CURRENT_TIMESTAMP(3)", "'now'::timestamptz"),
-    *("LOCALTIMESTAMP", "LOCALTIMESTAMP(0)", "timeofday()", "CURRENT_DATE + LOCALTIME"),
-    *("in_plpgsql()", "in_sql()", "pinned()", "pinned_empty()", "atomic()"),
-]
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -202,6 +231,22 @@ DAMAGE = (
     'UPDATE "odd ""name" SET x = 5',
     NEXT,
 )
+CALM = queue(f"""{NOTE}
+CREATE TABLE settings (name text);
+INSERT INTO settings VALUES ('one'), ('two');
+CREATE RULE note AS ON INSERT TO settings DO ALSO INSERT INTO log VALUES ('inserted');
+CREATE RULE stay AS ON DELETE TO settings DO INSTEAD NOTHING;
+ALTER TABLE settings ENABLE ALWAYS RULE note, ENABLE ALWAYS RULE stay;
+ALTER TABLE settings ENABLE ROW LEVEL SECURITY, FORCE ROW LEVEL SECURITY;
+CREATE POLICY own ON settings USING (name = current_setting('settings.name', true));
+CREATE TABLE jobs (id bigserial PRIMARY KEY);
+INSERT INTO jobs DEFAULT VALUES;
+CREATE TRIGGER plain AFTER INSERT OR DELETE ON jobs FOR EACH ROW EXECUTE FUNCTION note();
+CREATE TRIGGER always AFTER INSERT OR DELETE ON jobs FOR EACH ROW EXECUTE FUNCTION note();
+ALTER TABLE jobs ENABLE ALWAYS TRIGGER always;
+CREATE TRIGGER never AFTER INSERT OR DELETE ON jobs FOR EACH ROW EXECUTE FUNCTION note();
+ALTER TABLE jobs DISABLE TRIGGER never;
+""")
 
 
 @pytest.fixture(scope="module")
@@ -246,19 +291,6 @@ def test_a_reset_brings_back_what_there_was(labs: dict[str, Lab], who: str, *, r
     assert value(lab.session("w1"), CONTENTS) == before
 
 
-MADE = (
-    "CREATE TABLE new_days (LIKE jobs)",
-    "CREATE TABLE new_day (PRIMARY KEY (id)) INHERITS (new_days)",
-    "CREATE TABLE new_hours (id bigserial PRIMARY KEY, day bigint REFERENCES new_day)",
-    "CREATE TABLE new_parts (id bigint) PARTITION BY LIST (id)",
-    "CREATE TABLE new_part PARTITION OF new_parts FOR VALUES IN (1)",
-    "CREATE SEQUENCE new_numbers",
-    "CREATE VIEW new_view AS SELECT new_days.id FROM new_days, new_parts",
-    "CREATE MATERIALIZED VIEW new_copy AS SELECT * FROM new_view",
-    "CREATE TEMPORARY TABLE new_own (id bigint)",
-)
-
-
 @pytest.mark.parametrize("renew", [False, True])
 @pytest.mark.parametrize("who", ["superuser", "role"])
 def test_a_reset_drops_what_operations_made(labs: dict[str, Lab], who: str, *, renew: bool) -> None:
@@ -269,24 +301,6 @@ def test_a_reset_drops_what_operations_made(labs: dict[str, Lab], who: str, *, r
         lab.session("w1").run("; ".join(MADE))
         lab.reset(renew=renew or bool(again))
     assert value(lab.session("w1"), "SELECT to_regclass('new_days')") == "NULL"
-
-
-CALM = queue(f"""{NOTE}
-CREATE TABLE settings (name text);
-INSERT INTO settings VALUES ('one'), ('two');
-CREATE RULE note AS ON INSERT TO settings DO ALSO INSERT INTO log VALUES ('inserted');
-CREATE RULE stay AS ON DELETE TO settings DO INSTEAD NOTHING;
-ALTER TABLE settings ENABLE ALWAYS RULE note, ENABLE ALWAYS RULE stay;
-ALTER TABLE settings ENABLE ROW LEVEL SECURITY, FORCE ROW LEVEL SECURITY;
-CREATE POLICY own ON settings USING (name = current_setting('settings.name', true));
-CREATE TABLE jobs (id bigserial PRIMARY KEY);
-INSERT INTO jobs DEFAULT VALUES;
-CREATE TRIGGER plain AFTER INSERT OR DELETE ON jobs FOR EACH ROW EXECUTE FUNCTION note();
-CREATE TRIGGER always AFTER INSERT OR DELETE ON jobs FOR EACH ROW EXECUTE FUNCTION note();
-ALTER TABLE jobs ENABLE ALWAYS TRIGGER always;
-CREATE TRIGGER never AFTER INSERT OR DELETE ON jobs FOR EACH ROW EXECUTE FUNCTION note();
-ALTER TABLE jobs DISABLE TRIGGER never;
-""")
 
 
 @pytest.mark.parametrize("who", ["superuser", "role"])
@@ -331,12 +345,6 @@ def test_a_reset_ends_what_sessions_left_open(labs: dict[str, Lab]) -> None:
     lab.reset()
     assert value(lab.session("w1"), "SELECT count(*) FROM jobs") == "3"
     assert value(lab.session("w1"), "SHOW application_name") != "left over"
-
-
-GATED = queue("""
-CREATE TABLE jobs (id bigserial PRIMARY KEY, state text NOT NULL DEFAULT 'queued');
-CREATE TABLE audit (id bigint);
-""")
 
 
 def settle(lab: Lab, session: Session) -> bool:
@@ -385,20 +393,6 @@ def test_a_session_whose_backend_has_ended_is_replaced(lab_of: LabOf) -> None:
     assert lab.session("w2").pid != dead.pid
 
 
-LEFT_OPEN = """
-SELECT pg_advisory_lock(7); CREATE TEMP TABLE mine AS SELECT 1 AS n; LISTEN news;
-SET work_mem = '1MB'; PREPARE asked AS SELECT 1; DECLARE kept CURSOR WITH HOLD FOR SELECT 1
-"""
-LEFT = """
-SELECT (SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND classid = 0 AND objid = 7)
-  + (SELECT count(*) FROM pg_class WHERE relname = 'mine')
-  + (SELECT count(*) FROM pg_listening_channels())
-  + (SELECT count(*) FROM pg_settings WHERE name = 'work_mem' AND source = 'session')
-  + (SELECT count(*) FROM pg_prepared_statements WHERE name = 'asked')
-  + (SELECT count(*) FROM pg_cursors WHERE name = 'kept')
-"""
-
-
 def test_a_dead_workers_connection_is_emptied_for_another(lab_of: LabOf) -> None:
     """Nothing of it is left, in a transaction or out of one; it keeps its backend."""
     lab = lab_of(f"{GATED}-- {' '.join(LEFT_OPEN.split())}")
@@ -414,12 +408,6 @@ def test_a_dead_workers_connection_is_emptied_for_another(lab_of: LabOf) -> None
         assert value(another, LEFT) == "0"
         assert value(another, "SELECT count(*) FROM jobs") == "0"
         lab.drop("w2")
-
-
-PLANNED = """
-SELECT sum(generic_plans) || ' ' || sum(custom_plans)
-FROM pg_prepared_statements WHERE statement LIKE 'SELECT extract(epoch%'
-"""
 
 
 def test_a_statement_is_planned_once_for_all_runs(lab_of: LabOf) -> None:

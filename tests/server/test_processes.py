@@ -19,8 +19,6 @@ if __name__ == "__main__":
         print(pool.submit(os.getpid).result(), flush=True)
         signal.pause()
 """
-
-
 CHILD = """
 import signal
 from queueproof.examine.processes import end_without_parent

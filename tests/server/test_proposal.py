@@ -152,6 +152,18 @@ without attempts => mean? paused => dead and error are taken for
 """)
 RACE = play("w1 claims | w2 claims")
 LATE = play(f"w1 claims; +{past(300.0)}; reaper recovers; w2 claims; w1 completes")
+DELIVERIES = """
+CREATE DOMAIN event_name AS text CHECK (VALUE ~ '^[a-z]+\\.[a-z]+$');
+CREATE TABLE webhook_deliveries (
+  id bigserial PRIMARY KEY, url text NOT NULL CHECK (url LIKE 'https://%'),
+  event event_name NOT NULL, secret text NOT NULL CHECK (secret <> '' AND length(secret) >= 8),
+  state text NOT NULL DEFAULT 'pending'
+    CHECK (state IN ('pending', 'in_flight', 'delivered', 'dead')),
+  attempts int NOT NULL DEFAULT 0, next_run_at timestamptz NOT NULL DEFAULT now(),
+  locked_until timestamptz{}
+);
+"""
+STATES = "CREATE TABLE jobs (id int PRIMARY KEY, state text NOT NULL CHECK (state IN ({})))"
 
 
 def proposal(folder: Path, dsn: str, schema: str, table: str | None = None) -> Proposed:
@@ -186,19 +198,6 @@ def test_a_proposed_queue_is_safe_and_marks_what_cannot_be_known(
     assert found[-1].evidence["fencing", "late calls refused"]
 
 
-DELIVERIES = """
-CREATE DOMAIN event_name AS text CHECK (VALUE ~ '^[a-z]+\\.[a-z]+$');
-CREATE TABLE webhook_deliveries (
-  id bigserial PRIMARY KEY, url text NOT NULL CHECK (url LIKE 'https://%'),
-  event event_name NOT NULL, secret text NOT NULL CHECK (secret <> '' AND length(secret) >= 8),
-  state text NOT NULL DEFAULT 'pending'
-    CHECK (state IN ('pending', 'in_flight', 'delivered', 'dead')),
-  attempts int NOT NULL DEFAULT 0, next_run_at timestamptz NOT NULL DEFAULT now(),
-  locked_until timestamptz{}
-);
-"""
-
-
 def test_what_checks_ask_of_a_text_is_kept(tmp_path: Path, dsn: str) -> None:
     """A text is proposed that the server takes, and a good end is a state and no DELETE."""
     text = proposed(tmp_path, dsn, DELIVERIES.format(""))
@@ -225,9 +224,6 @@ def test_the_table_that_looks_like_jobs_is_taken(tmp_path: Path, dsn: str) -> No
     assert "A queue in the table jobs," in (text := proposed(tmp_path, dsn, both))
     assert "look like one of jobs, too: job_history" in text
     assert "A queue in the table job_history," in proposed(tmp_path, dsn, both, table="job_history")
-
-
-STATES = "CREATE TABLE jobs (id int PRIMARY KEY, state text NOT NULL CHECK (state IN ({})))"
 
 
 @pytest.mark.parametrize(

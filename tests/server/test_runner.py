@@ -40,6 +40,53 @@ from tests.fix_plays import calls, play
 from tests.fix_queues import CLAIM_MANY, FREE, HOLDS, queue_file
 
 RACE = "w1 claims | w2 claims"  # two claims at once
+HELD = queue_file(
+    more="CREATE TABLE beats (at timestamptz);",
+    heartbeat="!\nINSERT INTO beats VALUES (now());",
+    **HOLDS,
+)
+CROSSED = queue_file(
+    claim="""
+BEGIN;
+SELECT 1 AS one FROM jobs WHERE id = 1 FOR UPDATE;
+UPDATE jobs SET status = 'running' WHERE id = 2 AND status = 'queued' RETURNING id;
+COMMIT;""",
+    recover="""
+BEGIN;
+SELECT 1 AS one FROM jobs WHERE id = 2 FOR UPDATE;
+SELECT id FROM jobs WHERE id = 1 FOR UPDATE;
+COMMIT;""",
+)
+HOLDER = queue_file(**HOLDS).replace("claim\n", "claim(limit)\n").replace("LIMIT 1", "LIMIT :limit")
+# A claim takes back what a dead worker had, which waits for three days.
+_BEFORE, _, _AFTER = SKIP_LOCKED.partition("-- name: recover(lease)")
+LATER = f"{_BEFORE}-- name: cleanup{_AFTER.partition('-- name: cleanup')[2]}".replace(
+    "-- name: claim(worker, limit, queue)\n",
+    "-- name: claim(worker, limit, queue, lease)\nWITH back AS (UPDATE jobs SET status = 'queued',"
+    " run_at = now() + interval '3 days' WHERE status = 'running' AND locked_at < now() - :lease"
+    " RETURNING id) SELECT count(*) FROM back;\n",
+)
+# From the second failure on a recovery puts jobs in line when they are due.
+STAGED = (
+    SKIP_LOCKED.replace("'queued', 'running'", "'queued', 'waiting', 'running'")
+    .replace("-- ///\n\n", '-- [states]\n-- waiting = "queued"\n-- ///\n\n', 1)
+    .replace(
+        "CASE WHEN attempts < max_attempts THEN 'queued' ELSE 'failed' END",
+        "CASE WHEN attempts >= max_attempts THEN 'failed'"
+        " WHEN attempts = 1 THEN 'queued' ELSE 'waiting' END",
+        1,
+    )
+    .replace(
+        "-- name: recover(lease)\n",
+        "-- name: recover(lease)\nWITH due AS (UPDATE jobs SET status = 'queued'"
+        " WHERE status = 'waiting' AND run_at <= now() RETURNING id) SELECT count(*) FROM due;\n",
+    )
+)
+# Each looks into another sixth of the line: an offset that is drawn does so by chance.
+SOMEWHERE = reference(
+    *("-- name: schema#\n", "-- name: schema#\nCREATE SEQUENCE turns;\n"),
+    *("  LIMIT :limit\n", "  OFFSET (SELECT nextval('turns') % 6) LIMIT :limit\n"),
+)
 
 
 def queue(lock: str = "", retry_on: str = "") -> str:
@@ -52,13 +99,6 @@ BEGIN;
 UPDATE jobs SET status = 'running' WHERE id = ANY (:ids) RETURNING id;
 COMMIT;""",
     )
-
-
-HELD = queue_file(
-    more="CREATE TABLE beats (at timestamptz);",
-    heartbeat="!\nINSERT INTO beats VALUES (now());",
-    **HOLDS,
-)
 
 
 def test_a_completion_and_the_claim_after_it_can_be_one_operation(lab_of: LabOf) -> None:
@@ -139,20 +179,6 @@ def test_a_slow_statement_waits_for_nobody(lab_of: LabOf, slow: str) -> None:
     text = queue("FOR UPDATE SKIP LOCKED").replace("BEGIN;", f"BEGIN;\nSELECT {slow};")
     for _, run in list(explore(Runner(lab_of(text)), play(RACE), budget=6)):
         assert events(run, "waits") == []
-
-
-CROSSED = queue_file(
-    claim="""
-BEGIN;
-SELECT 1 AS one FROM jobs WHERE id = 1 FOR UPDATE;
-UPDATE jobs SET status = 'running' WHERE id = 2 AND status = 'queued' RETURNING id;
-COMMIT;""",
-    recover="""
-BEGIN;
-SELECT 1 AS one FROM jobs WHERE id = 2 FOR UPDATE;
-SELECT id FROM jobs WHERE id = 1 FOR UPDATE;
-COMMIT;""",
-)
 
 
 def test_a_deadlock_is_found_and_its_victim_is_always_the_same(lab_of: LabOf) -> None:
@@ -293,33 +319,6 @@ def test_jobs_that_are_alike_are_two(lab_of: LabOf) -> None:
         lab.execute("CREATE INDEX ON public.jobs (payload)")
 
 
-HOLDER = queue_file(**HOLDS).replace("claim\n", "claim(limit)\n").replace("LIMIT 1", "LIMIT :limit")
-# A claim takes back what a dead worker had, which waits for three days.
-_BEFORE, _, _AFTER = SKIP_LOCKED.partition("-- name: recover(lease)")
-LATER = f"{_BEFORE}-- name: cleanup{_AFTER.partition('-- name: cleanup')[2]}".replace(
-    "-- name: claim(worker, limit, queue)\n",
-    "-- name: claim(worker, limit, queue, lease)\nWITH back AS (UPDATE jobs SET status = 'queued',"
-    " run_at = now() + interval '3 days' WHERE status = 'running' AND locked_at < now() - :lease"
-    " RETURNING id) SELECT count(*) FROM back;\n",
-)
-# From the second failure on a recovery puts jobs in line when they are due.
-STAGED = (
-    SKIP_LOCKED.replace("'queued', 'running'", "'queued', 'waiting', 'running'")
-    .replace("-- ///\n\n", '-- [states]\n-- waiting = "queued"\n-- ///\n\n', 1)
-    .replace(
-        "CASE WHEN attempts < max_attempts THEN 'queued' ELSE 'failed' END",
-        "CASE WHEN attempts >= max_attempts THEN 'failed'"
-        " WHEN attempts = 1 THEN 'queued' ELSE 'waiting' END",
-        1,
-    )
-    .replace(
-        "-- name: recover(lease)\n",
-        "-- name: recover(lease)\nWITH due AS (UPDATE jobs SET status = 'queued'"
-        " WHERE status = 'waiting' AND run_at <= now() RETURNING id) SELECT count(*) FROM due;\n",
-    )
-)
-
-
 def test_without_a_list_of_jobs_answers_say_what_is_over(lab_of: LabOf) -> None:
     """Without a list only answers say what is done; a batch's of each of its jobs, and a beat's."""
     lab = lab_of(SKIP_LOCKED.partition("-- name: jobs")[0])
@@ -370,13 +369,6 @@ def test_a_wait_is_measured_as_it_is(lab_of: LabOf, monkeypatch: pytest.MonkeyPa
     found = measure(lab, calibrate(lab))
     assert found.broken == ""
     assert found.found[0].least <= 5
-
-
-# Each looks into another sixth of the line: an offset that is drawn does so by chance.
-SOMEWHERE = reference(
-    *("-- name: schema#\n", "-- name: schema#\nCREATE SEQUENCE turns;\n"),
-    *("  LIMIT :limit\n", "  OFFSET (SELECT nextval('turns') % 6) LIMIT :limit\n"),
-)
 
 
 def test_a_claim_that_is_empty_now_and_then_is_told(lab_of: LabOf) -> None:

@@ -48,6 +48,33 @@ INSERT = "INSERT INTO jobs (payload) VALUES (:payload) RETURNING id;"
 CLAIM = CLAIM_MANY.replace("ORDER BY id", "ORDER BY enqueued_at")
 NO_COPIES = "CREATE UNIQUE INDEX ON jobs ((id % 50_000)); DROP INDEX jobs_enqueued_at_idx;"
 MOST = JOBS[0]
+KEYS = {
+    "a serial": "bigserial PRIMARY KEY",
+    "one that goes down": "bigint GENERATED ALWAYS AS IDENTITY (INCREMENT BY -1) PRIMARY KEY",
+    "an identity that is always generated": "int GENERATED ALWAYS AS IDENTITY PRIMARY KEY",
+    "a positive integer": "bigserial PRIMARY KEY CHECK (id > 0)",
+    "a UUID": "uuid PRIMARY KEY DEFAULT gen_random_uuid()",
+    "a text": "text PRIMARY KEY DEFAULT 'job-' || gen_random_uuid()",
+}
+DEDUPLICATED = {
+    "its payload": "CREATE UNIQUE INDEX ON jobs (payload) WHERE status <> 'completed';",
+    "its payload's digest": "ALTER TABLE jobs ADD key bytea UNIQUE"
+    " GENERATED ALWAYS AS (decode(md5(payload::text), 'hex')) STORED;",
+    "a digest that a trigger makes": """
+    ALTER TABLE jobs ADD key bytea UNIQUE;
+    CREATE FUNCTION digest() RETURNS trigger LANGUAGE plpgsql AS $$
+    BEGIN
+      NEW.key := decode(md5(NEW.payload::text), 'hex');
+      RETURN NEW;
+    END $$;
+    CREATE TRIGGER digested BEFORE INSERT ON jobs FOR EACH ROW EXECUTE FUNCTION digest();
+    """,
+}
+OR_CLAIM = CLAIM.replace(
+    "status = 'queued'",
+    "{}((status = 'queued' AND enqueued_at <= now())"
+    " OR (status = 'waiting' AND enqueued_at < now()))",
+)
 
 
 def queue(
@@ -102,16 +129,6 @@ def test_how_far_it_is_is_told_within_what_is_done_one_by_one(lab_of: LabOf) -> 
     lab = lab_of(queue())
     measure(lab, offered(lab), [[Content("churned", 3 * FEW)]], tell=told.append)
     assert told == pytest.approx([0, 0, 1 / 2, 1 / 2, 2 / 3, 5 / 6])
-
-
-KEYS = {
-    "a serial": "bigserial PRIMARY KEY",
-    "one that goes down": "bigint GENERATED ALWAYS AS IDENTITY (INCREMENT BY -1) PRIMARY KEY",
-    "an identity that is always generated": "int GENERATED ALWAYS AS IDENTITY PRIMARY KEY",
-    "a positive integer": "bigserial PRIMARY KEY CHECK (id > 0)",
-    "a UUID": "uuid PRIMARY KEY DEFAULT gen_random_uuid()",
-    "a text": "text PRIMARY KEY DEFAULT 'job-' || gen_random_uuid()",
-}
 
 
 @pytest.mark.parametrize("key", KEYS.values(), ids=KEYS)
@@ -290,22 +307,6 @@ def test_another_queues_backlog_is_told(lab_of: LabOf) -> None:
     assert found[1] > 4 * found[0]
 
 
-DEDUPLICATED = {
-    "its payload": "CREATE UNIQUE INDEX ON jobs (payload) WHERE status <> 'completed';",
-    "its payload's digest": "ALTER TABLE jobs ADD key bytea UNIQUE"
-    " GENERATED ALWAYS AS (decode(md5(payload::text), 'hex')) STORED;",
-    "a digest that a trigger makes": """
-    ALTER TABLE jobs ADD key bytea UNIQUE;
-    CREATE FUNCTION digest() RETURNS trigger LANGUAGE plpgsql AS $$
-    BEGIN
-      NEW.key := decode(md5(NEW.payload::text), 'hex');
-      RETURN NEW;
-    END $$;
-    CREATE TRIGGER digested BEFORE INSERT ON jobs FOR EACH ROW EXECUTE FUNCTION digest();
-    """,
-}
-
-
 @pytest.mark.parametrize("more", DEDUPLICATED.values(), ids=DEDUPLICATED)
 def test_a_deduplicating_queue_is_filled_with_distinct_jobs(lab_of: LabOf, more: str) -> None:
     """No two jobs are the same, whatever a queue tells them apart by."""
@@ -367,13 +368,6 @@ def test_a_remedy_is_for_what_a_plan_shows(claim: str, plan: str, advised: str, 
     dear = Cost(Content("waiting", MANY), [(claim, 251)])
     remedy = Slope([dear], guilty=(claim, plan)).remedy
     assert (advised in remedy, else_ in remedy) == (True, False)
-
-
-OR_CLAIM = CLAIM.replace(
-    "status = 'queued'",
-    "{}((status = 'queued' AND enqueued_at <= now())"
-    " OR (status = 'waiting' AND enqueued_at < now()))",
-)
 
 
 def test_a_claim_that_joins_states_by_or_is_cheap_once_done_as_told(lab_of: LabOf) -> None:

@@ -41,6 +41,21 @@ NEEDS = {
         " CREATE EVENT TRIGGER e ON ddl_command_start EXECUTE FUNCTION on_ddl();"
     ),
 }
+READ_ONLY = """
+DO $$ BEGIN
+  EXECUTE format('ALTER DATABASE %I SET default_transaction_read_only = on', current_database());
+END $$;
+"""
+EVENT_TRIGGER = """
+CREATE FUNCTION refuse() RETURNS event_trigger LANGUAGE plpgsql AS $$
+BEGIN RAISE EXCEPTION 'no more of this'; END $$;
+CREATE EVENT TRIGGER refuse ON ddl_command_start EXECUTE FUNCTION refuse();
+"""
+CLAIM = "-- name: claim(worker, limit, queue)\n"
+TERMINATES = reference(CLAIM, f"""{CLAIM}
+SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity
+WHERE datname = current_database() AND pid <> pg_backend_pid() AND usename = current_user;
+""")  # fmt: skip
 
 
 @pytest.fixture
@@ -104,23 +119,6 @@ def test_check_trust(tmp_path: Path, command: Command, monkeypatch: pytest.Monke
     assert (refused.code, "--trust" in refused.err) == (4, True)
     ran = command("check", path, *quickly, "--trust")
     assert (ran.code, f"queueproof replay {path} --trust" in ran.out) == (1, True)
-
-
-READ_ONLY = """
-DO $$ BEGIN
-  EXECUTE format('ALTER DATABASE %I SET default_transaction_read_only = on', current_database());
-END $$;
-"""
-EVENT_TRIGGER = """
-CREATE FUNCTION refuse() RETURNS event_trigger LANGUAGE plpgsql AS $$
-BEGIN RAISE EXCEPTION 'no more of this'; END $$;
-CREATE EVENT TRIGGER refuse ON ddl_command_start EXECUTE FUNCTION refuse();
-"""
-CLAIM = "-- name: claim(worker, limit, queue)\n"
-TERMINATES = reference(CLAIM, f"""{CLAIM}
-SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity
-WHERE datname = current_database() AND pid <> pg_backend_pid() AND usename = current_user;
-""")  # fmt: skip
 
 
 def completing(statement: str) -> str:

@@ -26,6 +26,7 @@ from tests.fix_places import SKIP_LOCKED, WORKER
 from tests.fix_programs import PATIENCE, Begin, ends, finished, frozen
 
 OPENED = 'db = psycopg.connect(message["dsn"], autocommit=True, row_factory=dict_row)\n'
+THERE = "db.execute(\"SELECT FROM pg_tables WHERE tablename = 'jobs'\").fetchone()"
 
 
 def worker_that(does: str, folder: Path) -> Queue:
@@ -57,9 +58,6 @@ def test_tables_in_the_schema_public(lab_of: LabOf, in_public: Queue) -> None:
         drive(lab.session("producer"), lab.start("enqueue", **lab.defaults()))
         lab.reset(renew=gate is None)
         assert lab.execute("SELECT count(*) FROM public.jobs") == [(0,)]
-
-
-THERE = "db.execute(\"SELECT FROM pg_tables WHERE tablename = 'jobs'\").fetchone()"
 
 
 @pytest.mark.parametrize(
@@ -193,8 +191,6 @@ try:
 except KeyboardInterrupt as stopped:
     print(stopped)
 """
-
-
 EARLY = """
 real = signal.setitimer
 
@@ -205,8 +201,6 @@ def setitimer(which, seconds, interval=0.0):
 
 signal.setitimer = setitimer
 """
-
-
 ALL = """
 signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
 try:
@@ -216,22 +210,11 @@ try:
 except KeyboardInterrupt as stopped:
     print(stopped)
 """
-
-
 ENDS = {
     "soon": (LOST, "SIGTERM"),
     "at once, while Python still tells what it ignores": (EARLY + LOST, "SIGTERM"),
     "several: Python would say that it ignored the others due to a race condition": (ALL, "SIGHUP"),
 }
-
-
-@pytest.mark.parametrize(("code", "by"), ENDS.values(), ids=ENDS)
-def test_what_python_ignores_of_a_signal_is_raised_again(code: str, by: str) -> None:
-    """In a callback of the garbage collector, say, of which Hypothesis has one."""
-    done = finished(sys.executable, "-c", ENDING + code, check=True)
-    assert (done.stdout, done.stderr) == (f"stopped by {by}\n", "")
-
-
 STUCK = """
 ending.STOP = 0.1
 lock = ctypes.create_string_buffer(64)
@@ -245,6 +228,13 @@ def tell():
 threading.Thread(target=tell, daemon=True).start()
 ctypes.CDLL(None).pthread_mutex_lock(lock)
 """
+
+
+@pytest.mark.parametrize(("code", "by"), ENDS.values(), ids=ENDS)
+def test_what_python_ignores_of_a_signal_is_raised_again(code: str, by: str) -> None:
+    """In a callback of the garbage collector, say, of which Hypothesis has one."""
+    done = finished(sys.executable, "-c", ENDING + code, check=True)
+    assert (done.stdout, done.stderr) == (f"stopped by {by}\n", "")
 
 
 def test_a_call_that_does_not_return_is_ended_too(begin: Begin) -> None:

@@ -658,20 +658,6 @@ HOSTILE = (
     struct.pack("!ii", -1, 3 << 16),
     b"\x16\x03\x01\x02\x00\x01\x00",  # TLS without asking
 )
-
-
-@pytest.mark.parametrize("data", HOSTILE)
-def test_no_protocol_at_all(bench: Bench, data: bytes) -> None:
-    """A connection that does not begin as the protocol does is closed with a reason."""
-    raw = Raw(bench)
-    raw.send(data)
-    (told,) = raw.until("E")
-    assert protocol.read_error(told.body)[0] == "08P01"
-    raw.until("")
-    assert raw.ended
-    bench.finish(bench.start(by_psycopg, bench.dsn, [INSERT]))
-
-
 # What means something as the body of several kinds of messages.
 BODIES = (
     *(b"\0", b"\0" * 8, b"\0" * 5, b"S\0", b"P\0"),
@@ -684,6 +670,19 @@ FRAMES = st.one_of(
     st.builds(protocol.message, st.sampled_from("BCDEFPQdf"), st.sampled_from(BODIES)),
     st.builds(protocol.message, st.sampled_from("HSc")),
 )
+BIG = 32 * 2**20
+
+
+@pytest.mark.parametrize("data", HOSTILE)
+def test_no_protocol_at_all(bench: Bench, data: bytes) -> None:
+    """A connection that does not begin as the protocol does is closed with a reason."""
+    raw = Raw(bench)
+    raw.send(data)
+    (told,) = raw.until("E")
+    assert protocol.read_error(told.body)[0] == "08P01"
+    raw.until("")
+    assert raw.ended
+    bench.finish(bench.start(by_psycopg, bench.dsn, [INSERT]))
 
 
 @settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -717,9 +716,6 @@ def test_what_stands_before_an_open_gate_is_read_too(holding: Bench) -> None:
     holding.held()
     holding.wire.hold(OWNER, on=False)
     assert protocol.read_error(raw.until("E")[-1].body)[0] == "08P01"
-
-
-BIG = 32 * 2**20
 
 
 def test_a_slow_reader_holds_the_server_back(bench: Bench) -> None:

@@ -23,6 +23,28 @@ from tests.fix_wire import OWNER, Bench
 Side = Literal["frontend", "backend"]
 SIDES: tuple[Side, ...] = ("frontend", "backend")
 STARTUP = struct.pack("!ii", 15, 3 << 16) + b"user\0x\0"
+NONSENSE = (
+    b"\0\0\0\x07" + b"user",  # shorter than a startup packet can be
+    struct.pack("!ii", 10_001, 3 << 16),
+    struct.pack("!ii", 8, 1234 << 16),
+    STARTUP + b"z",
+    STARTUP + b"E\0\0\0\x03",
+    STARTUP + b"E\x7f\xff\xff\xff",
+    STARTUP + b"S\0\0\x27\x11",
+    STARTUP + b"Q\xff\xff\xff\xff",
+    STARTUP + b"Q" + struct.pack("!i", protocol.LARGE + 1),
+    STARTUP + b"d\x40\0\0\x01",
+)
+READERS: tuple[Callable[[bytes], object], ...] = (
+    protocol.read_parse,
+    protocol.read_bind,
+    protocol.read_target,
+    protocol.read_text,
+    protocol.read_oids,
+    protocol.read_int4,
+    protocol.read_error,
+)
+OIDS = sorted({oid for info in postgres.types for oid in (info.oid, info.array_oid)} | {0, 987654})
 
 
 def conversation(dsn: str) -> None:
@@ -135,20 +157,6 @@ def test_random_bytes(side: Side, begun: bool, pieces: list[bytes]) -> None:  # 
     assert parser.pending == (passed != stream or any(one.more for one in found[-1:]))
 
 
-NONSENSE = (
-    b"\0\0\0\x07" + b"user",  # shorter than a startup packet can be
-    struct.pack("!ii", 10_001, 3 << 16),
-    struct.pack("!ii", 8, 1234 << 16),
-    STARTUP + b"z",
-    STARTUP + b"E\0\0\0\x03",
-    STARTUP + b"E\x7f\xff\xff\xff",
-    STARTUP + b"S\0\0\x27\x11",
-    STARTUP + b"Q\xff\xff\xff\xff",
-    STARTUP + b"Q" + struct.pack("!i", protocol.LARGE + 1),
-    STARTUP + b"d\x40\0\0\x01",
-)
-
-
 @pytest.mark.parametrize("stream", NONSENSE)
 def test_nonsense_is_refused_at_its_header(stream: bytes) -> None:
     """A kind or a length that cannot be is refused at once: nothing is gathered behind it."""
@@ -163,17 +171,6 @@ def test_a_long_row_is_not_gathered() -> None:
     for _ in range(100):
         parser.feed(bytes(protocol.PIECE))
         assert len(parser._buffer) < 2 * protocol.PIECE
-
-
-READERS: tuple[Callable[[bytes], object], ...] = (
-    protocol.read_parse,
-    protocol.read_bind,
-    protocol.read_target,
-    protocol.read_text,
-    protocol.read_oids,
-    protocol.read_int4,
-    protocol.read_error,
-)
 
 
 @pytest.mark.parametrize("read", READERS)
@@ -215,9 +212,6 @@ def test_bind_and_error() -> None:
     written = protocol.error_response("ERROR", "40P01", "deadlock détecté")
     assert protocol.read_error(written[5:]) == ("40P01", "deadlock détecté")
     assert protocol.read_error(b"\0") == ("XX000", "")
-
-
-OIDS = sorted({oid for info in postgres.types for oid in (info.oid, info.array_oid)} | {0, 987654})
 
 
 @given(oid=st.sampled_from(OIDS), value=st.binary(max_size=40), binary=st.booleans())

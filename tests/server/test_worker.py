@@ -40,6 +40,13 @@ OPERATIONS = ["enqueue", "claim", "complete", "complete_many", "fail", "heartbea
 DESCRIPTION = {"operations": [*OPERATIONS, "jobs", "cleanup"], "lease": 30}
 PROGRAMS = {".py": sys.executable, ".mjs": "node"}
 FAILED = {"id": "2", "state": "failed", "attempts": 2}
+INIT = """{
+  "operations": ["enqueue", "claim", "complete", "clock"],
+  "takes": {"claim": ["limit", "worker"], "enqueue": ["payload"]},
+  "lease": 1.5, "max_attempts": null, "backoff": 0, "jitter": 0.5, "order": "Priority,FIFO",
+  "isolation": "serializable", "promises": ["old-snapshot"], "retry_on": ["40001"],
+  "breaks": {"order": "no index"}
+}"""
 ECHO = "import sys\nfor line in sys.stdin: print(line, end='', flush=True)"
 """Answers each message with the message."""
 
@@ -106,15 +113,6 @@ def test_the_digest_changes_with_the_arguments_and_files_among_them(tmp_path: Pa
     assert before != WorkerQueue("q", ["python3", str(worker), "-v"]).digest
     worker.write_text("2")
     assert before != WorkerQueue("q", ["python3", str(worker)]).digest
-
-
-INIT = """{
-  "operations": ["enqueue", "claim", "complete", "clock"],
-  "takes": {"claim": ["limit", "worker"], "enqueue": ["payload"]},
-  "lease": 1.5, "max_attempts": null, "backoff": 0, "jitter": 0.5, "order": "Priority,FIFO",
-  "isolation": "serializable", "promises": ["old-snapshot"], "retry_on": ["40001"],
-  "breaks": {"order": "no index"}
-}"""
 
 
 def test_init_tells_facts_and_operations() -> None:

@@ -40,17 +40,24 @@ SOUND = queue_file(header='order = "none"')
 BROKEN = SOUND.replace(CLAIM, RACES)
 RACE = play("w1 claims | w2 claims")
 LESSON = queue_file(header='[breaks]\nsingle-claim = "a lesson"')
+GUARD = re.compile(r"\n  AND locked_by = :worker\n(?:  --.*\n)?  AND attempts = :attempt;")
+WAIT = re.compile(
+    r"run_at     = now\(\)\n .*?10\)\),|run_at     = now\(\) \+ .*?10\)\),", re.DOTALL
+)
+RAISES = """
+DO $$ BEGIN RAISE EXCEPTION 'no slots' USING ERRCODE = '53300', HINT = 'wait'; END $$;
+UPDATE jobs SET status = 'completed'"""
+RECOVERS = """-- ///
+-- name: recover
+UPDATE jobs SET status = 'queued' WHERE status = 'running' RETURNING id;
+"""
+AGAIN = SOUND.replace("status = 'queued' ORDER", "status <> 'running' ORDER")
+REFUSED = SOUND.replace("SKIP LOCKED", "NOWAIT").replace("-- ///\n\n", RECOVERS, 1)
 
 
 def glance(lab: Lab, *asked: str) -> Card:
     """A check of some guarantees, by default single-claim, that takes no more than a look."""
     return check_queue(lab, select(asked or ["single-claim"]), profile="glance")
-
-
-GUARD = re.compile(r"\n  AND locked_by = :worker\n(?:  --.*\n)?  AND attempts = :attempt;")
-WAIT = re.compile(
-    r"run_at     = now\(\)\n .*?10\)\),|run_at     = now\(\) \+ .*?10\)\),", re.DOTALL
-)
 
 
 @pytest.mark.parametrize("waits", [True, False])
@@ -154,11 +161,6 @@ def test_a_token_is_asked_of_an_edited_queue(lab_of: LabOf) -> None:
             replay(sound, encode_token("0123456789ab", "order", 0, **data))
 
 
-RAISES = """
-DO $$ BEGIN RAISE EXCEPTION 'no slots' USING ERRCODE = '53300', HINT = 'wait'; END $$;
-UPDATE jobs SET status = 'completed'"""
-
-
 @pytest.mark.parametrize(
     ("part", "instead", "message"),
     [
@@ -174,14 +176,6 @@ def test_what_never_works_is_unusable(lab_of: LabOf, part: str, instead: str, me
     """Rule 7: what does not even work undisturbed is an error of the queue, not a verdict."""
     with pytest.raises(QueueError, match=message):
         glance(lab_of(SOUND.replace(part, instead)))
-
-
-RECOVERS = """-- ///
--- name: recover
-UPDATE jobs SET status = 'queued' WHERE status = 'running' RETURNING id;
-"""
-AGAIN = SOUND.replace("status = 'queued' ORDER", "status <> 'running' ORDER")
-REFUSED = SOUND.replace("SKIP LOCKED", "NOWAIT").replace("-- ///\n\n", RECOVERS, 1)
 
 
 @pytest.fixture

@@ -43,6 +43,22 @@ INIT = ("init", "q.sql", "--from-schema")
 APART = "server-clock"  # judged in a second or two, where others that hold take a whole search
 MARKS = "UPDATE jobs SET status = 'running' WHERE id = ANY (:ids)"
 RACING = queue_file(claim=f"{FREE};\n{MARKS} RETURNING id;")  # the smallest that breaks
+SNAPSHOT, CAPPED = "old-snapshot", "concurrency-limit"  # neither is offered by the reference
+ALL = f"{SNAPSHOT},{CAPPED},{APART}"
+each_signal = pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+COMMAND = """
+from queueproof.cli import main, talk
+talk.QUIET_SECONDS = 0.1
+main()
+"""
+LEFT = "SELECT FROM pg_database WHERE datname ~ '^queueproof_bench'"
+HELD = (
+    "SELECT count(*) = 3 FROM pg_stat_activity"
+    " WHERE datname ~ '^queueproof_bench' AND state = 'idle in transaction'"
+)
+SLEEPING = "SELECT count(*) = 1 FROM pg_stat_activity WHERE query ~ '^SELECT pg_sleep'"
+LOAD = ("--batch", "1", "--workers", "3", "--hold", "900", "--seconds", "60")
+Running = Callable[..., subprocess.Popen[str]]
 
 
 @pytest.fixture
@@ -208,11 +224,6 @@ def test_the_queue_that_init_writes_passes(
     again = command("init", "jobs.sql")
     assert (again.code, "as it is: name another file, or remove it" in again.err) == (4, True)
     assert command("init", "no/such/directory/q.sql").code == 4
-
-
-SNAPSHOT, CAPPED = "old-snapshot", "concurrency-limit"  # neither is offered by the reference
-ALL = f"{SNAPSHOT},{CAPPED},{APART}"
-each_signal = pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 
 
 @pytest.mark.parametrize(
@@ -688,15 +699,6 @@ def test_a_change_of_an_included_file_is_seen(tmp_path: Path) -> None:
     assert stamps(files)[files[1]] is None
 
 
-COMMAND = """
-from queueproof.cli import main, talk
-talk.QUIET_SECONDS = 0.1
-main()
-"""
-LEFT = "SELECT FROM pg_database WHERE datname ~ '^queueproof_bench'"
-Running = Callable[..., subprocess.Popen[str]]
-
-
 @pytest.fixture
 def running(begin: Begin, own: Server) -> Running:
     """Begins a command on a server of this module's, which says soon what it is doing."""
@@ -722,14 +724,6 @@ def test_a_signal_ends_a_run_whose_server_is_frozen(
             said = ends(process, number)
         eventually(lambda: not backends(), "the backends of the run to end")
     assert said.splitlines()[-1] in {"queueproof: interrupted", "queueproof: stopped by SIGTERM"}
-
-
-HELD = (
-    "SELECT count(*) = 3 FROM pg_stat_activity"
-    " WHERE datname ~ '^queueproof_bench' AND state = 'idle in transaction'"
-)
-SLEEPING = "SELECT count(*) = 1 FROM pg_stat_activity WHERE query ~ '^SELECT pg_sleep'"
-LOAD = ("--batch", "1", "--workers", "3", "--hold", "900", "--seconds", "60")
 
 
 @each_signal

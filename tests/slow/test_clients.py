@@ -59,6 +59,45 @@ def since():
     return datetime.datetime.now(datetime.UTC) - datetime.timedelta(seconds=30)
 
 def main("""
+TWO_CLAIMS = play("w1 claims | w2 claims")
+LOOKS_UP = """
+            global known
+            if not known:  # as drivers do that ask for a type once in their life
+                known = db.execute("SELECT oid FROM pg_type WHERE typname = 'jsonb'").fetchall()
+            free ="""
+COMPLETES = "db.execute(COMPLETE, {**job, **message}).rowcount == 1"
+FLUSH = "        sys.stdout.flush()\n"
+COMMITS = f"{FLUSH}        if message['op'] == 'claim': db.execute('COMMIT')\n"
+WRONG = {
+    "it cannot claim": (
+        [("SET status = 'running', locked_by", "SET state = 'running', locked_by")],
+        r"(?s)claim failed .* 42703: .*UPDATE jobs",
+    ),
+    "it dies": ([(ONE_STEP, '            sys.exit("no such luck")')], "no such luck"),
+    "it leaves its transaction open": (  # only a claim that got a job may
+        [(COMPLETES, f"bool(db.execute('BEGIN')) and {COMPLETES}")],
+        "complete leaves its transaction open",
+    ),
+    "it answers before its commit": (  # the job may be lost with the connection
+        [('return {"jobs": db', 'db.execute("BEGIN"); return {"jobs": db'), (FLUSH, COMMITS)],
+        "answer when the database has",
+    ),
+    "its claim answers what no enqueue did": (
+        [("RETURNING id::text, attempts", "RETURNING '1000' || id AS id, attempts")],
+        "claim answered the id 10001, which no enqueue",
+    ),
+}
+REGISTERS = """
+        case "start":
+            db.execute("INSERT INTO workers VALUES (%(worker)s)", message)
+            db.execute("UPDATE workers SET name = name")
+            return {}
+        case "claim":"""
+BEGINS = (
+    ('        case "claim":', REGISTERS),
+    ('"operations": [', '"operations": ["start", '),
+    ("CREATE INDEX jobs_queued", "CREATE TABLE workers (name text); CREATE INDEX jobs_queued"),
+)
 
 
 @pytest.fixture
@@ -76,9 +115,6 @@ def lab_of(lab_of: fix_labs.LabOf, tmp_path: Path) -> LabOf:
         return lab
 
     return opened
-
-
-TWO_CLAIMS = play("w1 claims | w2 claims")
 
 
 def run(lab: ClientLab, given: Program, *schedule: int) -> Run:
@@ -170,13 +206,6 @@ def test_the_server_may_be_killed_under_workers(lab_of: LabOf) -> None:
     assert answers(made, "claim")[:2] == [("w1", "accepted", ("1",)), ("w2", "accepted", ("2",))]
 
 
-LOOKS_UP = """
-            global known
-            if not known:  # as drivers do that ask for a type once in their life
-                known = db.execute("SELECT oid FROM pg_type WHERE typname = 'jsonb'").fetchall()
-            free ="""
-
-
 def test_a_race_of_workers_that_begin_with_a_lookup_is_found(lab_of: LabOf) -> None:
     """What only the first claim of a life sends shifts the schedule, and hides no double claim."""
     claims = SELECT_THEN_UPDATE.replace("\n            free =", LOOKS_UP)
@@ -217,30 +246,6 @@ def test_time_that_a_worker_brings_along_is_not_judged(lab_of: LabOf) -> None:
     assert "now()" in found.reason
 
 
-COMPLETES = "db.execute(COMPLETE, {**job, **message}).rowcount == 1"
-FLUSH = "        sys.stdout.flush()\n"
-COMMITS = f"{FLUSH}        if message['op'] == 'claim': db.execute('COMMIT')\n"
-WRONG = {
-    "it cannot claim": (
-        [("SET status = 'running', locked_by", "SET state = 'running', locked_by")],
-        r"(?s)claim failed .* 42703: .*UPDATE jobs",
-    ),
-    "it dies": ([(ONE_STEP, '            sys.exit("no such luck")')], "no such luck"),
-    "it leaves its transaction open": (  # only a claim that got a job may
-        [(COMPLETES, f"bool(db.execute('BEGIN')) and {COMPLETES}")],
-        "complete leaves its transaction open",
-    ),
-    "it answers before its commit": (  # the job may be lost with the connection
-        [('return {"jobs": db', 'db.execute("BEGIN"); return {"jobs": db'), (FLUSH, COMMITS)],
-        "answer when the database has",
-    ),
-    "its claim answers what no enqueue did": (
-        [("RETURNING id::text, attempts", "RETURNING '1000' || id AS id, attempts")],
-        "claim answered the id 10001, which no enqueue",
-    ),
-}
-
-
 @pytest.mark.parametrize(("changes", "told"), WRONG.values(), ids=WRONG)
 def test_a_broken_worker_says_why(lab_of: LabOf, changes: list[tuple[str, str]], told: str) -> None:
     """Nobody has disturbed it: with the server's error and the statement, or its last words."""
@@ -259,19 +264,6 @@ def test_a_time_of_a_process_is_seen_in_any_unit(factor: int) -> None:
     """Seconds since 1970, and what languages make of them."""
     assert carries_now(Step("SELECT $1", {"1": str(int(time.time() * factor))}))
     assert not carries_now(Step("SELECT $1", {"1": str(123_456 * factor)}))
-
-
-REGISTERS = """
-        case "start":
-            db.execute("INSERT INTO workers VALUES (%(worker)s)", message)
-            db.execute("UPDATE workers SET name = name")
-            return {}
-        case "claim":"""
-BEGINS = (
-    ('        case "claim":', REGISTERS),
-    ('"operations": [', '"operations": ["start", '),
-    ("CREATE INDEX jobs_queued", "CREATE TABLE workers (name text); CREATE INDEX jobs_queued"),
-)
 
 
 def test_a_worker_begins_before_any_gate_is_shut(lab_of: LabOf) -> None:

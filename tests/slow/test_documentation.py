@@ -20,14 +20,15 @@ from tests.fix_programs import finished
 from tests.fix_queues import RACES, queue_file
 
 SNIPPETS = ROOT / "docs" / "ci"
+STEP = ("bash", "-eo", "pipefail", "-c")  # as a CI runner does
+_BLOCK = re.compile(
+    r'^```(?P<kind>\w+)(?: title="(?P<title>[^"]+)")?\n(?P<text>.*?)^```$', re.MULTILINE | re.DOTALL
+)
 
 
 def read(path: Path) -> Any:  # noqa: ANN401 - whatever the YAML holds
     """A file's YAML."""
     return yaml.safe_load(path.read_text(encoding="utf-8"))
-
-
-STEP = ("bash", "-eo", "pipefail", "-c")  # as a CI runner does
 
 
 def run(
@@ -89,11 +90,6 @@ def test_the_gitlab_job_s_command_writes_what_the_job_keeps(tmp_path: Path) -> N
     assert ran.returncode == 0, ran.stderr
     kept = {*job["artifacts"]["paths"], job["artifacts"]["reports"]["junit"]}
     assert kept <= {path.name for path in tmp_path.iterdir()}
-
-
-_BLOCK = re.compile(
-    r'^```(?P<kind>\w+)(?: title="(?P<title>[^"]+)")?\n(?P<text>.*?)^```$', re.MULTILINE | re.DOTALL
-)
 
 
 def said(output: str) -> re.Pattern[str]:

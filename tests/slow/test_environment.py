@@ -26,9 +26,21 @@ from tests.fix_programs import finished
 from tests.fix_server import tell
 
 SOUND = str(REFERENCE)
-
-
 each_queue = pytest.mark.parametrize("queue", [SOUND, WORKER_PROGRAM], ids=["file", "program"])
+NAMES = (
+    *("PGDATABASE", "PGUSER", "PGPASSWORD", "PGPASSFILE", "PGSERVICE"),
+    *("PGCLIENTENCODING", "PGTZ", "PGDATESTYLE"),
+)
+WORKING = [b"a,b", b"not\xffutf-8", b"x" * 150 + b"/" + b"y" * 100, b'it\'s "quoted" $HOME %s']
+PUT_BACK = """
+import os
+from queueproof.postgres.environment import no_libpq_variables
+with no_libpq_variables():
+    with no_libpq_variables():
+        pass
+    print("PGTZ" in os.environ, os.environ["PG_OF_MINE"])
+print(os.environ["PGTZ"])
+"""
 
 
 def tried(queue: str, source: str, environment: dict[str, str], patch: pytest.MonkeyPatch) -> str:
@@ -40,12 +52,6 @@ def tried(queue: str, source: str, environment: dict[str, str], patch: pytest.Mo
     with open_server(source) as server, open_lab(resolve(queue), server) as lab:
         assert {"claim", "complete"} <= calibrate(lab).queue.offers
         return server.label
-
-
-NAMES = (
-    *("PGDATABASE", "PGUSER", "PGPASSWORD", "PGPASSFILE", "PGSERVICE"),
-    *("PGCLIENTENCODING", "PGTZ", "PGDATESTYLE"),
-)
 
 
 @each_queue
@@ -94,17 +100,6 @@ def test_the_command_asks_the_environment_for_a_server_and_what_its_dsn_leaves_o
     assert command(*asked, "--postgres", dsn).code == 0
 
 
-PUT_BACK = """
-import os
-from queueproof.postgres.environment import no_libpq_variables
-with no_libpq_variables():
-    with no_libpq_variables():
-        pass
-    print("PGTZ" in os.environ, os.environ["PG_OF_MINE"])
-print(os.environ["PGTZ"])
-"""
-
-
 def test_what_was_taken_out_is_put_back() -> None:
     """The process has its variables again when nobody wants them out any more."""
     environment = os.environ | {"PGTZ": "Asia/Tokyo", "PG_OF_MINE": "stays"}
@@ -149,9 +144,6 @@ def test_a_database_in_another_encoding_is_asked(server: Server) -> None:
                 assert connection.info.encoding == "utf-8"
     finally:
         tell(server._admin, "DROP DATABASE ascii")
-
-
-WORKING = [b"a,b", b"not\xffutf-8", b"x" * 150 + b"/" + b"y" * 100, b'it\'s "quoted" $HOME %s']
 
 
 @pytest.mark.parametrize("temporary", WORKING, indirect=True)

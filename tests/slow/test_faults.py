@@ -53,6 +53,16 @@ SELECT id FROM free WHERE pg_try_advisory_lock(4711, id::int) LIMIT 1;
 SELECT id FROM jobs WHERE id = ANY (:ids) AND status = 'queued';""",
     complete=f"(id)!\n{COMPLETE.replace('running', 'queued')}",
 )
+RESTARTS = """
+from queueproof.postgres import open_server
+import psycopg
+with open_server("embedded") as server, server.database() as conninfo:
+    with psycopg.connect(conninfo) as connection:
+        print(*connection.execute("SHOW data_directory").fetchone(), flush=True)
+    while True:
+        server.restart(conninfo)
+        print("again", flush=True)
+"""
 
 
 def tried(lab: Lab, program: Program, budget: int = 9) -> list[Run]:
@@ -100,18 +110,6 @@ def test_a_server_that_is_not_ours_is_not_killed(theirs: Server) -> None:
         with pytest.raises(ServerUnavailableError, match="not ours to kill"):
             theirs.restart(str(theirs._admin))
         assert session.execute("SELECT 1").fetchall() == [(1,)]
-
-
-RESTARTS = """
-from queueproof.postgres import open_server
-import psycopg
-with open_server("embedded") as server, server.database() as conninfo:
-    with psycopg.connect(conninfo) as connection:
-        print(*connection.execute("SHOW data_directory").fetchone(), flush=True)
-    while True:
-        server.restart(conninfo)
-        print("again", flush=True)
-"""
 
 
 def test_a_run_killed_in_a_restart_leaves_nothing(begin: Begin) -> None:

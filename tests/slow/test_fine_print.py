@@ -67,6 +67,14 @@ RETURNING id, claims;""",
     complete="(id, claims)!\nDELETE FROM jobs WHERE id = :id AND claims = :claims;",
     jobs="",
 )
+BY_LEASE = WORKERS_CLOCK.format(bound="now()").replace(":now", "now()").replace(", now", "")
+RACED = f"""{BY_LEASE}
+-- name: heartbeat(id, claims)!
+UPDATE jobs SET locked_at = now() WHERE id = :id AND claims = :claims;
+-- name: recover
+SELECT id FROM jobs WHERE locked_at < :now - interval '30 seconds' AND locked_at > '-infinity';
+UPDATE jobs SET locked_at = '-infinity' WHERE id = ANY (:ids) RETURNING id;
+"""
 
 
 @pytest.mark.parametrize("bound", [":now", "now()"])
@@ -78,16 +86,6 @@ def test_a_time_that_the_worker_sends_is_set_wrong(lab_of: LabOf, bound: str) ->
     assert (found["live-lease"].verdict, found["stale-recovery"].verdict) == ("holds", "holds")
     assert found["server-clock"].story is not None
     assert "clock (w1:" in found["server-clock"].story
-
-
-BY_LEASE = WORKERS_CLOCK.format(bound="now()").replace(":now", "now()").replace(", now", "")
-RACED = f"""{BY_LEASE}
--- name: heartbeat(id, claims)!
-UPDATE jobs SET locked_at = now() WHERE id = :id AND claims = :claims;
--- name: recover
-SELECT id FROM jobs WHERE locked_at < :now - interval '30 seconds' AND locked_at > '-infinity';
-UPDATE jobs SET locked_at = '-infinity' WHERE id = ANY (:ids) RETURNING id;
-"""
 
 
 def test_what_breaks_by_a_wrong_clock_alone_is_told_beside_what_breaks_anyway(
@@ -141,6 +139,7 @@ ENDED_AGAIN = (
 )
 LATER_AGAIN = f"{ENDED_AGAIN}, again = hooks.status = 'running'"
 ASKED = ("single-claim", "no-lost-job", "live-lease", "fencing", "final-state", "retry-bound")
+OVER = "status = 'running' AND locked_at < now() - interval '5 minutes'"
 
 
 @pytest.mark.parametrize(
@@ -157,9 +156,6 @@ def test_an_enqueue_may_answer_a_known_job(lab_of: LabOf, upsert: str, broken: s
     """It may run once more after its end; what its holder has is neither given away nor taken."""
     found = judged(lab_of(HOOKS.format(upsert=upsert, state="status")), *ASKED, profile="glance")
     assert {name for name, one in found.items() if one.verdict != "holds"} == broken
-
-
-OVER = "status = 'running' AND locked_at < now() - interval '5 minutes'"
 
 
 @pytest.mark.parametrize(
@@ -261,6 +257,13 @@ DELETE FROM jobs WHERE id = ANY (ARRAY(
     complete="",
     jobs="",
 )
+PINNED = """
+CREATE FUNCTION take() RETURNS SETOF bigint LANGUAGE plpgsql SET search_path = {path} AS $$
+BEGIN
+  RETURN QUERY DELETE FROM {jobs} WHERE id = (
+    SELECT id FROM {jobs} ORDER BY id LIMIT 1 FOR UPDATE SKIP LOCKED) RETURNING id;
+END $$;
+CREATE SCHEMA queue;"""
 
 
 @pytest.mark.parametrize(("most", "verdict"), [("ALL", "broken"), (":limit", "holds")])
@@ -269,15 +272,6 @@ def test_jobs_of_one_transaction_have_equal_times(lab_of: LabOf, most: str, verd
     found = judged(lab_of(TIES.format(most=most)), "claim-limit")["claim-limit"]
     assert found.verdict == verdict
     assert ("in one transaction" in (found.story or "")) == (verdict == "broken")
-
-
-PINNED = """
-CREATE FUNCTION take() RETURNS SETOF bigint LANGUAGE plpgsql SET search_path = {path} AS $$
-BEGIN
-  RETURN QUERY DELETE FROM {jobs} WHERE id = (
-    SELECT id FROM {jobs} ORDER BY id LIMIT 1 FOR UPDATE SKIP LOCKED) RETURNING id;
-END $$;
-CREATE SCHEMA queue;"""
 
 
 @pytest.mark.parametrize(("path", "jobs"), [("public", "jobs"), ("''", "public.jobs")])

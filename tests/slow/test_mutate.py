@@ -38,13 +38,6 @@ RETURNING id;""",
 NO_LOCK = "claim: `FOR UPDATE SKIP LOCKED` dropped"
 NO_SKIP = "claim: SKIP LOCKED dropped"
 SURVIVES = "complete: SET status dropped"
-
-
-def mutated(statement: str) -> dict[str, str]:
-    """Every mutation of a statement: its name, and the statement with it."""
-    return {one.what: applied(statement, one.edits) for one in changes(Parsed(statement))}
-
-
 # A mutation by its name: a statement => the same with it.
 CHANGES = r"""
 NOWAIT dropped: SELECT 1 FROM t FOR UPDATE NOWAIT => SELECT 1 FROM t FOR UPDATE
@@ -78,6 +71,14 @@ LIMIT moved into IN:
   WITH p AS (SELECT id FROM t LIMIT 1) UPDATE t SET a = 1 FROM p WHERE p.id = t.id
   => UPDATE t SET a = 1 WHERE t.id IN (SELECT id FROM t LIMIT 1)
 """
+HOLDS = Judgement("single-claim", "holds", "seen")
+OTHERS = [Judgement(name, "not-offered", "") for name in CATALOGUE if name != "single-claim"]
+CARD = Card("queue.sql", "PostgreSQL", 0, 1.0, (HOLDS, *OTHERS))
+
+
+def mutated(statement: str) -> dict[str, str]:
+    """Every mutation of a statement: its name, and the statement with it."""
+    return {one.what: applied(statement, one.edits) for one in changes(Parsed(statement))}
 
 
 @pytest.mark.sample
@@ -182,11 +183,6 @@ def written(folder: Path, equivalents: str | None = None) -> Mutants:
 def only(mutants: Mutants, *names: str) -> Mutants:
     """Some of them."""
     return replace(mutants, mutants=[one for one in mutants.mutants if one.name in names])
-
-
-HOLDS = Judgement("single-claim", "holds", "seen")
-OTHERS = [Judgement(name, "not-offered", "") for name in CATALOGUE if name != "single-claim"]
-CARD = Card("queue.sql", "PostgreSQL", 0, 1.0, (HOLDS, *OTHERS))
 
 
 def judged(mutants: Mutants, card: Card = CARD) -> dict[str, MutantJudgement]:

@@ -14,8 +14,6 @@ from tests.fix_places import ROOT, text_of
 
 pytest_plugins = ["pytester"]
 pytestmark = pytest.mark.usefixtures("on_server")
-
-
 SCENARIOS = "--pyargs", "queueproof.scenarios", "-p", "no:cacheprovider"
 HEAVY = ("psycopg", "hypothesis", "sqlglot", "typer", "rich", "jinja2")
 

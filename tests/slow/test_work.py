@@ -37,6 +37,9 @@ from tests.fix_queues import queue_file
 RACE = play("w1 claims | w2 claims", 2)
 ASKED = ["single-claim", "isolation"]
 UNIT = Exploration(RACE, PLAIN, budget=5)
+OUTBOX = SKIP_LOCKED.replace(
+    "FOR UPDATE SKIP LOCKED", "AND xmin::text::xid8 < pg_snapshot_xmin(pg_current_snapshot())", 1
+)
 
 
 @pytest.fixture(autouse=True)
@@ -171,11 +174,6 @@ def test_a_class_that_stands_in_no_module_is_judged_in_one_process(server: Serve
     with open_lab(Local(), server) as lab:
         assert _most(lab, 4) == 1
         assert Crew(lab, Offer(lab.queue, held=False), 0).is_alone
-
-
-OUTBOX = SKIP_LOCKED.replace(
-    "FOR UPDATE SKIP LOCKED", "AND xmin::text::xid8 < pg_snapshot_xmin(pg_current_snapshot())", 1
-)
 
 
 def started_and_called(server: Server | None) -> tuple[object, str]:
