@@ -7,8 +7,9 @@ import socket
 import struct
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import closing, suppress
+from contextlib import closing, nullcontext, suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar, TypeVar
 
 import psycopg
@@ -165,21 +166,18 @@ def holding(bench: Bench) -> Bench:
     return bench
 
 
-def by_psycopg(dsn: str, script: Script, prepare: int | None = None) -> None:
-    """Psycopg, as most programs use it."""
+def by_psycopg(
+    dsn: str, script: Script, prepare: int | None = None, *, pipelined: bool = False
+) -> None:
+    """Psycopg, as most programs use it, or with its own prepared statements, in a pipeline."""
     with psycopg.connect(dsn, autocommit=True, cursor_factory=psycopg.RawCursor) as connection:
         connection.prepare_threshold = prepare
-        for sql, params in script:
-            connection.execute(sql.encode(), params or None)
-
-
-def by_pipeline(dsn: str, script: Script) -> None:
-    """Psycopg in pipeline mode, with its own prepared statements."""
-    with psycopg.connect(dsn, autocommit=True, cursor_factory=psycopg.RawCursor) as connection:
-        connection.prepare_threshold = 0
-        with connection.pipeline():
+        with connection.pipeline() if pipelined else nullcontext():
             for sql, params in script:
                 connection.execute(sql.encode(), params or None)
+
+
+by_pipeline = partial(by_psycopg, prepare=0, pipelined=True)
 
 
 class Low:

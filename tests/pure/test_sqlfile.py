@@ -408,12 +408,20 @@ def test_a_claims_columns_travel_as_its_token() -> None:
 
 
 def test_a_column_that_claim_does_not_return() -> None:
-    """An unknown parameter is an error at its line, with what there is."""
+    """An unknown parameter is an error at its line, with what there is, or an array's rule."""
     loaded = queue(complete="!\nUPDATE jobs\nSET a = :attemt")
     with pytest.raises(QueueError) as caught:
         run(loaded.begin("complete", job=job()))
     assert Source(PATH, 19) == caught.value.source
     assert "no parameter :attemt, only id, attempt; did you mean :attempt?" in str(caught.value)
+    # :batchs is no English, so whoever writes :batch or :batches is told how names are made.
+    two = "\n-- name: promote\nSELECT 1 AS batch;\nUPDATE jobs SET a = 1 WHERE b = ANY ({});"
+    rule = r"under the column's name and an s, whatever it ends in"
+    with pytest.raises(QueueError, match=rf":batch in promote; .*{rule}: did you mean :batchs\?"):
+        queue(two.format(":batch"))
+    promoting = queue(two.format(":batches")).begin("promote")
+    with pytest.raises(QueueError, match=rf":batches, only batchs; .*{rule}; did you mean :batchs"):
+        run(promoting, rows(batch=["1"]))
 
 
 def test_columns_of_a_step_are_arrays_for_later_ones() -> None:
@@ -455,14 +463,6 @@ def test_an_answer_without_id_is_an_error(operation: str) -> None:
         run(loaded.begin(operation), Result(columns=("id", "id")))
 
 
-def test_the_last_statement_with_columns_is_said_to_answer() -> None:
-    """As where a notification follows the jobs that it is about."""
-    loaded = queue(enqueue="\nINSERT INTO jobs RETURNING id;\nSELECT pg_notify('', '');")
-    told = "returned pg_notify; of several statements the last one with columns answers: put id"
-    with pytest.raises(QueueError, match=told):
-        run(loaded.begin("enqueue"), rows(id=["7"]), rows(pg_notify=[""]))
-
-
 @pytest.mark.parametrize(
     ("mode", "count", "found", "accepted"),
     [
@@ -480,12 +480,17 @@ def test_accepted_or_rejected(mode: str, count: int, found: int, accepted: bool)
     assert accepted is run(operation, *results)[1]
 
 
-def test_an_answer_that_can_never_accept_is_an_error() -> None:
-    """A change without RETURNING and without `!`, or `!` without a change, is a slip."""
+def test_an_answer_that_can_never_do_is_an_error() -> None:
+    """A change without RETURNING and `!`, `!` without a change and a late answer are slips."""
     with pytest.raises(QueueError, match=r"q.sql:17: complete returned no columns.*complete!"):
         run(queue(complete="\nDELETE FROM jobs").begin("complete", job=job()), changed(1))
     with pytest.raises(QueueError, match=r"q.sql:17: complete! changed no data"):
         run(queue(complete="!\nSELECT f()").begin("complete", job=job()), rows(f=["1"]))
+    # As where a notification follows the jobs that it is about.
+    loaded = queue(enqueue="\nINSERT INTO jobs RETURNING id;\nSELECT pg_notify('', '');")
+    told = "returned pg_notify; of several statements the last one with columns answers: put id"
+    with pytest.raises(QueueError, match=told):
+        run(loaded.begin("enqueue"), rows(id=["7"]), rows(pg_notify=[""]))
 
 
 def test_complete_many_takes_arrays() -> None:
@@ -525,17 +530,6 @@ def test_complete_and_claim_answers_both() -> None:
     assert Values((b"7", b"8"), INT8) == step.params["ids"]
     assert frozenset({"8"}) == accepted
     assert (claimed.id, list(claimed.token)) == ("9", ["id"])
-
-
-def test_an_array_s_name_is_told_by_its_rule() -> None:
-    """:batchs is no English, so whoever writes :batch or :batches is told how names are made."""
-    two = "\n-- name: promote\nSELECT 1 AS batch;\nUPDATE jobs SET a = 1 WHERE b = ANY ({});"
-    rule = r"under the column's name and an s, whatever it ends in"
-    with pytest.raises(QueueError, match=rf":batch in promote; .*{rule}: did you mean :batchs\?"):
-        queue(two.format(":batch"))
-    promoting = queue(two.format(":batches")).begin("promote")
-    with pytest.raises(QueueError, match=rf":batches, only batchs; .*{rule}; did you mean :batchs"):
-        run(promoting, rows(batch=["1"]))
 
 
 def test_jobs_are_observed() -> None:

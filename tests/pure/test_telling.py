@@ -262,13 +262,6 @@ def test_workers_and_jobs_are_introduced() -> None:
     assert "job 12 was enqueued (priority 9, due in 1.5 s)." in told
 
 
-def test_a_story_in_which_time_passes_says_how_long_a_lease_is() -> None:
-    """A reader of "the clock moves on by 33 s" asks why; where no time passes nobody does."""
-    late = line(story(Turn("clock", (Passed(33.4),)), lease=30.0))
-    assert "Before: job 1 was enqueued (max_attempts 3). A lease lasts 30 s." in late
-    assert "lease lasts" not in line(story(Turn("w1", claim("job 1")), lease=30.0))
-
-
 def test_queues_and_payloads_of_several_are_told() -> None:
     """Where jobs are, who claims where, and whose payload is not its own is told."""
     claims, enqueues = Turn("w1", does("claim", 1, queue="mail")), does("enqueue", 0, queue="mail")
@@ -366,8 +359,8 @@ def test_numbers_are_written_as_people_do(told: str, expected: str) -> None:
     assert told == expected
 
 
-def test_an_old_snapshot_is_explained() -> None:
-    """In a transaction at REPEATABLE READ the second statement sees what the first one saw."""
+def test_a_snapshot_and_a_lease_are_explained_where_they_matter() -> None:
+    """An old snapshot is explained where it matters, and a lease's length where time passes."""
     level = Conditions(isolation="repeatable read")
     several = {"statements": ("BEGIN", "UPDATE jobs"), "conditions": level}
     told = "At REPEATABLE READ every statement of a transaction sees what its first one saw"
@@ -376,6 +369,10 @@ def test_an_old_snapshot_is_explained() -> None:
     assert told not in to_text(story(statements=("BEGIN", "UPDATE jobs")))
     own = ("BEGIN ISOLATION LEVEL READ COMMITTED", "UPDATE jobs")
     assert told not in to_text(story(statements=own, conditions=level))
+    # A reader of "the clock moves on by 33 s" asks why; where no time passes nobody does.
+    late = line(story(Turn("clock", (Passed(33.4),)), lease=30.0))
+    assert "Before: job 1 was enqueued (max_attempts 3). A lease lasts 30 s." in late
+    assert "lease lasts" not in line(story(Turn("w1", claim("job 1")), lease=30.0))
 
 
 def test_a_remedy_is_for_this_queue() -> None:

@@ -391,8 +391,8 @@ def test_states_have_the_names_that_the_header_gives_them(ground: Ground) -> Non
     assert all_done(measured(ground, queue(header='[states]\ndone = "completed"', complete=done)))
 
 
-def test_a_queue_that_completes_nothing_says_so(ground: Ground) -> None:
-    """Rejected completions are an error with the counts, not a figure and not a hang."""
+def test_what_gives_no_figure_says_so(ground: Ground) -> None:
+    """Rejected completions and what does not apply are errors with the reason, and no hang."""
     refusing = queue(complete=COMPLETE.replace("running", "queued"))
     told = r"no job was completed: (\d+) were claimed, (\d+) completions rejected, \d+ claims empty"
     with pytest.raises(QueueError, match=told) as refused:
@@ -400,6 +400,8 @@ def test_a_queue_that_completes_nothing_says_so(ground: Ground) -> None:
     found = re.search(told, str(refused.value))
     assert found
     assert found[1] == found[2]  # as many as there was time for
+    with pytest.raises(NotApplicableError, match="one transaction open per job"):
+        ground.prepare(strategy("hold_open"), Shape(10, 1), 1)
 
 
 def at_line(asked: SqlFileQueue, block: str, below: int, words: str) -> tuple[SqlFileQueue, str]:
@@ -446,12 +448,6 @@ def test_what_fails_is_told(ground: Ground, wrong: SqlFileQueue | WorkerQueue, t
     assert measured(ground, queue()).exactly_once
 
 
-def test_what_is_not_applicable_is_not_prepared(ground: Ground) -> None:
-    """The reason is in the error."""
-    with pytest.raises(QueueError, match="one transaction open per job"):
-        ground.prepare(strategy("hold_open"), Shape(10, 1), 1)
-
-
 def test_a_worker_that_dies_is_told(server: Server) -> None:
     """The end of a process is an error at once, not a wait."""
     with Ground(server, 1) as ground:
@@ -486,16 +482,13 @@ def test_what_has_no_end_or_no_text_is_refused(asked: Queue, told: str) -> None:
         refuse(asked)
 
 
-def test_a_claim_that_takes_jobs_out_is_their_end(ground: Ground) -> None:
-    """Without complete, fail, heartbeat and recover it is at most once: the limit of all others."""
+def test_a_queue_has_fewer_operations_or_more(ground: Ground) -> None:
+    """A claim alone will do (the limit of all others), and so will starting and promoting."""
     found = measured(ground, AT_MOST_ONCE, Shape(7, 3))
     assert all_done(found)
     assert found.rows_changed == found.dead_rows == 60
     assert ground.count(AT_MOST_ONCE, 1)["round_trips_per_job"] == 1
-
-
-def test_workers_start_and_what_is_put_in_is_promoted(ground: Ground) -> None:
-    """Nobody claims who has not started, and nothing that no promoter has made ready."""
+    # Nobody claims who has not started, and nothing that no promoter has made ready.
     found = measured(ground, registered())
     assert all_done(found)
     assert found.round_trips >= 2 * found.completed  # to start is not among them, nor to promote

@@ -148,7 +148,15 @@ def test_one_queue_alone_can_be_judged_anew(tmp_path: Path) -> None:
 
 @pytest.mark.slow  # asks for what the extra `peers` installs
 def test_a_page_has_the_version_judged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is the installed one, with its driver's; remarks about another one are refused."""
+    """A page has the installed version, which a remark is about, and its package manager pins."""
+    pinned = json.loads((STRATEGIES / "peers" / "package.json").read_text())["dependencies"]
+    said = read_remarks(STRATEGIES / REMARKS)
+    for name, program in PROGRAMS.items():
+        about = said[Path(name).name].version.partition(",")[0]
+        if program.file.endswith(".mjs"):
+            assert pinned[program.packages[0]] == about
+        else:
+            assert metadata.version(program.packages[0]) == about
     name = "peers/procrastinate"
     peer = _said([name], STRATEGIES)[name]
     driver = f"psycopg {metadata.version('psycopg')}"
@@ -158,19 +166,6 @@ def test_a_page_has_the_version_judged(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setattr("importlib.metadata.version", lambda _: "99.0")
     with pytest.raises(QueueproofError, match=r"is about 3\..*, and 99.0 is installed"):
         _said([name], STRATEGIES)
-
-
-@pytest.mark.slow  # asks for what the extra `peers` installs
-def test_the_page_comes_with_a_version_of_each_real_queue() -> None:
-    """What is written down of a program is the version that its package manager pins."""
-    pinned = json.loads((STRATEGIES / "peers" / "package.json").read_text())["dependencies"]
-    said = read_remarks(STRATEGIES / REMARKS)
-    for name, program in PROGRAMS.items():
-        about = said[Path(name).name].version.partition(",")[0]
-        if program.file.endswith(".mjs"):
-            assert pinned[program.packages[0]] == about
-        else:
-            assert metadata.version(program.packages[0]) == about
 
 
 def test_the_steps_of_real_libraries_are_those_that_are_recorded() -> None:

@@ -263,14 +263,23 @@ def test_what_cannot_be_multiplied_is_filled_by_its_operations(lab_of: LabOf, ki
     assert str(ONE_BY_ONE[0] // 1_000) in found.broken
 
 
-def test_jobs_that_are_not_due_are_told_and_judged_where_promised(lab_of: LabOf) -> None:
-    """What a claim costs beside them is a slope, but for a queue that promises to bear them."""
+def test_jobs_that_nobody_may_claim_are_told_and_judged_where_promised(lab_of: LabOf) -> None:
+    """Jobs not due and another queue's are told, and judged where a queue promises to bear them."""
     lab = lab_of(BROKEN / "steady_cost_due_tomorrow.sql")
     found = measure(lab, offered(lab), [], beside=[[Content("ahead", MANY)]])
     assert not found.broken
     assert f"with {MANY:,} jobs due tomorrow" in found.told
     assert found.evidence["jobs due tomorrow"] == MANY
     assert "due tomorrow" in slope(lab, "ahead", MANY).broken
+    # An index of all queues in one order makes a claim walk over another one's backlog.
+    costs = []
+    for text in (SKIP_LOCKED, reference("jobs_runnable_idx ON jobs (queue, ", "one ON jobs (")):
+        lab = lab_of(text)
+        measured = measure(lab, offered(lab), [], beside=[[Content("elsewhere", MANY)]])
+        assert not measured.broken
+        assert f"with {MANY:,} waiting jobs of another queue" in measured.told
+        costs.append(measured.beside[-1].buffers)
+    assert costs[1] > 4 * costs[0]
 
 
 LOOKING = queue().replace(
@@ -293,18 +302,6 @@ def test_a_higher_cost_that_stays_does_not_grow(lab_of: LabOf, page: int, *, bro
     assert bool(found.broken) == broken
     assert (more > 2 * many) == broken
     assert f"{4 * MANY:,} waiting jobs" in found.told
-
-
-def test_another_queues_backlog_is_told(lab_of: LabOf) -> None:
-    """An index of all queues in one order makes a claim walk over the backlog of another one."""
-    found = []
-    for text in (SKIP_LOCKED, reference("jobs_runnable_idx ON jobs (queue, ", "one ON jobs (")):
-        lab = lab_of(text)
-        slope = measure(lab, offered(lab), [], beside=[[Content("elsewhere", MANY)]])
-        assert not slope.broken
-        assert f"with {MANY:,} waiting jobs of another queue" in slope.told
-        found.append(slope.beside[-1].buffers)
-    assert found[1] > 4 * found[0]
 
 
 @pytest.mark.parametrize("more", DEDUPLICATED.values(), ids=DEDUPLICATED)

@@ -91,7 +91,12 @@ def company(dsn: str) -> Iterator[str]:
 
 
 def test_a_superusers_dsn_is_refused_beside_other_peoples_databases(dsn: str, company: str) -> None:
-    """One table is enough, and the way out is told; who is no superuser can do nothing to it."""
+    """A superuser's DSN is refused beside another's table, but not in a fresh service container."""
+    # Its superuser and its one empty database are nobody's, whichever the DSN names.
+    for database in ("postgres", company):
+        with open_server(make_conninfo(dsn, dbname=database)) as server:
+            assert server.superuser
+    # One table is enough; who is no superuser can do nothing to it.
     tell(make_conninfo(dsn, dbname=company), "CREATE TABLE orders ()")
     with pytest.raises(ServerUnavailableError, match=r"\(app\), and a queue is code.*--trust"):
         open_server(dsn).__enter__()
@@ -100,13 +105,6 @@ def test_a_superusers_dsn_is_refused_beside_other_peoples_databases(dsn: str, co
     tell(dsn, "CREATE ROLE tester LOGIN CREATEDB")
     with open_server(make_conninfo(dsn, user="tester")) as server, server.database() as conninfo:
         psycopg.connect(conninfo).close()
-
-
-def test_a_fresh_service_container_works(dsn: str, company: str) -> None:
-    """Its superuser and its one empty database are nobody's, whichever the DSN names."""
-    for database in ("postgres", company):
-        with open_server(make_conninfo(dsn, dbname=database)) as server:
-            assert server.superuser
 
 
 def test_check_trust(tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch) -> None:

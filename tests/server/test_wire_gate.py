@@ -564,7 +564,7 @@ def test_nothing_is_left_open(own: Server) -> None:
         assert sorted(Path("/proc/self/fd").iterdir()) == before
 
 
-@pytest.mark.parametrize("by", [by_psycopg, by_pipeline])
+@pytest.mark.parametrize("by", [by_psycopg, by_pipeline], ids=["plain", "pipeline"])
 def test_rewrite(holding: Bench, by: Callable[[str, Script], None]) -> None:
     """What the server gets may be another statement than the client sent."""
     holding.wire.rewrite = lambda sql: sql.replace("things", "jobs")
