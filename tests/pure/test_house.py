@@ -94,7 +94,8 @@ def floor(module: str) -> int:
 
 
 def test_every_part_has_its_place_and_imports_never_run_back() -> None:
-    """Each part stands once in the list, and uses those below it; what is excepted is needed."""
+    """Each part stands once in the list and uses those below it; modules stand in a line, too."""
+    # What is excepted is needed.
     listed = [one for parts in FLOORS for one in parts]
     assert sorted(listed) == sorted({part(name) for name in PARTS})
     back = {
@@ -103,10 +104,6 @@ def test_every_part_has_its_place_and_imports_never_run_back() -> None:
         if part(found.by) != part(found.of) and floor(found.by) <= floor(found.of)
     }
     assert back == BACK.keys()
-
-
-def test_no_module_uses_itself_by_way_of_others() -> None:
-    """Modules stand in a line, too."""
     line = TopologicalSorter[str]()
     for found in OWN:
         if found.by != found.of:

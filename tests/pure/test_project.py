@@ -58,8 +58,8 @@ def test_a_table_that_is_wrong(text: str, write: Write) -> None:
         project()
 
 
-def test_what_is_misspelt_in_a_project(write: Write) -> None:
-    """The nearest key is named, and what there is no file of; a glob is none."""
+def test_a_projects_files_are_seen_from_the_current_folder(write: Write, tmp_path: Path) -> None:
+    """A misspelt key or file is told; a file is seen from the current folder, a class stays so."""
     write('[tool.queueproof]\nqueue = ["a.sql"]\n')
     with pytest.raises(QueueproofError, match="unknown key 'queue'; did you mean 'queues'"):
         project()
@@ -67,10 +67,6 @@ def test_what_is_misspelt_in_a_project(write: Write) -> None:
     told = r"pyproject\.toml: queues: there is no file a\*\.sql; name each"
     with pytest.raises(QueueproofError, match=told):
         project().queue_names()
-
-
-def test_files_are_the_projects(write: Write, tmp_path: Path) -> None:
-    """A file is seen from the current folder; a class or a command stays as it is."""
     write('[tool.queueproof]\nqueues = ["a.sql", "mine:Queue"]\n')
     (tmp_path / "a.sql").touch()
     assert project().queue_names() == ["../../a.sql", "mine:Queue"]

@@ -107,18 +107,13 @@ def test_fewer_preemptions_come_first(seed: int) -> None:
     assert costs == sorted(costs)
 
 
-def test_a_seed_gives_one_order_and_all_seeds_the_same_schedules() -> None:
-    """The seed only decides who comes first among equals; the budget, how many are tried."""
+def test_a_seed_gives_an_order_and_limits_what_is_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A seed only decides who comes first among equals; a budget and a limit, what is tried."""
     one, again, other = (words((3, 3), seed=seed) for seed in (1, 1, 2))
     assert one == again != other
     assert set(one) == set(other)
     assert len(words((3, 3), budget=7)) == 7
-
-
-def test_of_too_many_schedules_those_with_few_preemptions_are_tried(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Beyond a limit only schedules with at most two preemptions are run, and all of these."""
+    # Beyond a limit only schedules with at most two preemptions are run, and all of these.
     everything = words((3, 4))
     monkeypatch.setattr("queueproof.search.explore.EXHAUSTIVE", 10)
     assert set(words((3, 4))) == {word for word in everything if preemptions(word) <= 2}

@@ -111,12 +111,17 @@ def job(number: str = "7") -> Claim:
 
 
 def test_header_facts_become_the_queues() -> None:
-    """The header's keys are attributes, the rest keep their defaults."""
+    """The header's keys are attributes, the rest keep their defaults; a lease may be a session."""
     loaded = queue()
     assert timedelta(seconds=30) == loaded.lease
     assert (loaded.max_attempts, loaded.order, loaded.backoff) == (5, "priority, fifo", None)
     assert (loaded.name, loaded.offers) == ("q.sql", OFFERED)
     assert hashlib.sha256(FILE.encode()).hexdigest()[:12] == loaded.digest
+    # Then a claim ends with its connection; without a header nothing ends or bounds it.
+    loaded = load_text(FILE.replace('"30 seconds"', '"session"'), PATH)
+    assert (loaded.lease, loaded.lease_time) == ("session", None)
+    loaded = load_text(FILE[FILE.index("-- name: schema") :], PATH)
+    assert (loaded.lease, loaded.max_attempts, loaded.order) == (None, None, "none")
 
 
 def test_every_key_is_read() -> None:
@@ -137,14 +142,6 @@ def test_every_key_is_read() -> None:
     }
     loaded = load_text(queue_file(header="\n".join(keys)), PATH)
     assert {name: getattr(loaded, name) for name, _ in keys.values()} == dict(keys.values())
-
-
-def test_a_lease_may_be_the_session_or_none() -> None:
-    """Then a claim ends with its connection; without a header nothing ends or bounds it."""
-    loaded = load_text(FILE.replace('"30 seconds"', '"session"'), PATH)
-    assert (loaded.lease, loaded.lease_time) == ("session", None)
-    loaded = load_text(FILE[FILE.index("-- name: schema") :], PATH)
-    assert (loaded.lease, loaded.max_attempts, loaded.order) == (None, None, "none")
 
 
 @pytest.mark.parametrize("header", ['lease = "session"', "leader = true"])

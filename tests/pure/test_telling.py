@@ -338,18 +338,16 @@ def test_a_worker_that_fails_what_it_has_completed_is_explained() -> None:
     assert remedy("final-state", told).startswith("complete, fail and recover")
 
 
-def promoted(moved: int) -> str:
-    """What is said of so many jobs that became due."""
-    return answers.told(Call(0, "promote", "promoter", 0, 0.0, moved=moved), moved)
-
-
 @pytest.mark.parametrize(
     ("told", "expected"),
     [
         (counted(1, "distinct plans"), "1 distinct plan"),
         (counted(1, "operations that overlapped it"), "1 operation that overlapped it"),
         (counted(1024, "waits measured"), "1,024 waits measured"),
-        *((promoted(moved), said) for moved, said in ((0, "done"), (1, "1 job"), (2, "2 jobs"))),
+        *(
+            (answers.told(Call(0, "promote", "promoter", 0, 0.0, moved=n), n), said)
+            for n, said in enumerate(("done", "1 job", "2 jobs"))
+        ),
         *((ordinal(n), f"{n}th") for n in (6, 11, 13)),
         *((ordinal(n), f"{n}{end}") for n, end in ((21, "st"), (22, "nd"), (103, "rd"))),
     ],

@@ -41,7 +41,7 @@ def test_a_socket_comes_before_a_listener(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def test_a_program_that_listens(tmp_path: Path) -> None:
-    """It is there once it listens, and ends with its directory."""
+    """A program is there once it listens, and ends with its directory, or says why it ended."""
     program = watchdog._start_program(request(tmp_path, "server.listen()"))
     try:
         assert watchdog._listens(str(tmp_path / "s"))
@@ -49,9 +49,5 @@ def test_a_program_that_listens(tmp_path: Path) -> None:
         watchdog._stop_program(tmp_path)
     assert not watchdog._listens(str(tmp_path / "s"))
     program.wait()
-
-
-def test_a_program_that_ends_says_why(tmp_path: Path) -> None:
-    """Its last words are the message."""
     with pytest.raises(watchdog.WatchdogError, match="no such luck"):
         watchdog._start_program(request(tmp_path, "sys.exit('no such luck')"))

@@ -299,7 +299,7 @@ class Ticking(Asked):
 
 
 def test_one_event_loop_lives_as_long_as_the_worker() -> None:
-    """What `open` began is there in every operation, and stands still between two."""
+    """What `open` began is there in all operations, still between them; plain ones run outside."""
     with hosting(Ticking) as host:
         client = host._client
         assert isinstance(client, Ticking)
@@ -310,6 +310,8 @@ def test_one_event_loop_lives_as_long_as_the_worker() -> None:
         assert ticks == client.ticks
         host.answer(b'{"op": "claim"}')
         assert ticks < client.ticks
+    # Django refuses its database inside a running loop, and asyncio.run a second one.
+    assert answer_of(Synchronous, {"op": "claim"}) == {"jobs": [{"id": "1"}]}
 
 
 class Synchronous(Asked):
@@ -319,11 +321,6 @@ class Synchronous(Asked):
         """Run a loop."""
         asyncio.run(asyncio.sleep(0))
         return [{"id": 1}]
-
-
-def test_a_plain_method_is_not_called_inside_a_running_loop() -> None:
-    """Django refuses its database there, and asyncio.run a second loop."""
-    assert answer_of(Synchronous, {"op": "claim"}) == {"jobs": [{"id": "1"}]}
 
 
 class Clocked(Asked):

@@ -710,14 +710,6 @@ def test_hostile_messages(bench: Bench, frames: list[bytes], held: bool) -> None
     bench.until(lambda: not bench.wire.connections(OWNER))
 
 
-def test_what_stands_before_an_open_gate_is_read_too(holding: Bench) -> None:
-    """A malformed message behind a held one is told to its client, not to who opens the gate."""
-    raw = Raw(holding).log_in(protocol.query("SELECT 1") + protocol.message("C"))
-    holding.held()
-    holding.wire.hold(OWNER, on=False)
-    assert protocol.read_error(raw.until("E")[-1].body)[0] == "08P01"
-
-
 def test_a_slow_reader_holds_the_server_back(bench: Bench) -> None:
     """Of a result that its client does not read, no more than a bounded part is kept."""
     read = threading.Event()
@@ -824,10 +816,15 @@ def test_messages_without_end(holding: Bench) -> None:
         holding.finish(client)
 
 
-def test_a_group_without_end(holding: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A step that never comes to its Execute is refused once it is too long."""
+def test_what_cannot_be_a_step_is_refused(holding: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A step without its Execute is refused once it is too long, a malformed message at once."""
     monkeypatch.setattr(gate, "_GROUP", 2**16)
     raw = Raw(holding).log_in(protocol.message("P", b"\0SELECT 1\0\0\0") * 2**10)
+    assert protocol.read_error(raw.until("E")[-1].body)[0] == "08P01"
+    # Behind a held message it is told to its client, not to who opens the gate.
+    raw = Raw(holding).log_in(protocol.query("SELECT 1") + protocol.message("C"))
+    holding.held()
+    holding.wire.hold(OWNER, on=False)
     assert protocol.read_error(raw.until("E")[-1].body)[0] == "08P01"
 
 

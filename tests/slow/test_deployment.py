@@ -103,18 +103,15 @@ def beside(new: str) -> Deployment:
     return Deployment(load_text(SKIP_LOCKED, "old.sql"), load_text(new, "new.sql"))
 
 
-def test_what_both_must_keep_is_no_more_than_both_promise() -> None:
-    """Of promises that can be weaker the weaker counts, and others must be the same."""
+def test_two_versions_keep_and_do_what_both_can() -> None:
+    """The weaker promise counts, others must be the same, and a worker does what both can."""
     both = beside(reference('"5 seconds"', '"1 second"', '"priority, fifo"', '"fifo"'))
     assert both.order == "none"
     assert both.backoff is not None
     assert both.backoff.total_seconds() == 1
     with pytest.raises(QueueproofError, match=r"lease is 0:00:30 in old.sql and 0:01:00 in new"):
         beside(SKIP_LOCKED.replace("30 seconds", "60 seconds", 1))
-
-
-def test_an_operation_that_one_version_lacks_is_asked_of_no_worker() -> None:
-    """What a worker does both must have; upkeep is done by whichever version has it."""
+    # Upkeep is done by whichever version has it.
     more = "\n-- name: promote\nUPDATE jobs SET run_at = now();\n-- name: start\nSELECT :worker;\n"
     assert {"promote", "start"} <= beside(SKIP_LOCKED + more).offers
     before, _, beat = SKIP_LOCKED.partition("-- name: heartbeat")
