@@ -42,6 +42,9 @@ BACK = {
 }
 """Imports that run back, from a module to a module, each with its reason."""
 
+PUBLIC = ("library", "pytest_plugin", "queues.client", "queues.model", "report.card", "testing")
+"""What users call, and docs/reference shows; inside, a name and a type often say it all."""
+
 
 class Import(NamedTuple):
     """One module uses another."""
@@ -163,10 +166,6 @@ def functions(body: list[ast.stmt], owner: str = "", *bases: str) -> Iterator[Fu
             yield from functions(node.body, f"{owner}{node.name}.", *named)
         elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name[0] != "_":
             yield Function(owner + node.name, node, bases)
-
-
-PUBLIC = ("library", "pytest_plugin", "queues.client", "queues.model", "report.card", "testing")
-"""What users call, and docs/reference shows; inside, a name and a type often say it all."""
 
 
 def test_parameters_and_errors_are_told() -> None:

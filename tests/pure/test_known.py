@@ -103,9 +103,6 @@ def test_a_card_names_the_stories_of_what_is_broken() -> None:
     assert written.getvalue() == "See what is accepted: queueproof replay q.sql backoff\n\n"
 
 
-REPLAY = ("queueproof", "replay", "q.sql")
-
-
 def test_a_break_is_told_at_once_and_shown_soon(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -113,7 +110,7 @@ def test_a_break_is_told_at_once_and_shown_soon(
 
     def check() -> None:
         queue = load_text(SKIP_LOCKED, "q.sql")
-        with _telling(queue, REPLAY, fail_fast=False) as (told, shown):
+        with _telling(queue, ("queueproof", "replay", "q.sql"), fail_fast=False) as (told, shown):
             told("single-claim")
             told("fencing")
             if shown is not None:

@@ -583,6 +583,10 @@ STATEMENTS = [
     "UPDATE jobs SET a = :worker::text /* ; */ RETURNING id",
 ]
 BODIES = st.lists(st.sampled_from(STATEMENTS), min_size=1, max_size=4)
+SNIPPETS = st.sampled_from(
+    ["'", "$$", "/*", "*/", "--", "\n", ";", ":x", "-- name: ", "-- ///\n", '"', "(", "]", "[", "="]
+)
+PLACES = st.integers(0, len(FILE))
 
 
 @given(st.dictionaries(st.sampled_from(["claim", "complete", "fail", "heartbeat"]), BODIES))
@@ -603,12 +607,6 @@ def test_a_generated_file_comes_back(bodies: dict[str, list[str]]) -> None:
         for statement in block.statements:
             assert lines[statement.source.line - 1].startswith(statement.text)
             assert (":worker" in statement.text) == ("worker" in statement.parameters)
-
-
-SNIPPETS = st.sampled_from(
-    ["'", "$$", "/*", "*/", "--", "\n", ";", ":x", "-- name: ", "-- ///\n", '"', "(", "]", "[", "="]
-)
-PLACES = st.integers(0, len(FILE))
 
 
 def refusal(text: str) -> QueueError | None:

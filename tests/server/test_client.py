@@ -310,30 +310,33 @@ def test_one_event_loop_lives_as_long_as_the_worker() -> None:
         assert ticks == client.ticks
         host.answer(b'{"op": "claim"}')
         assert ticks < client.ticks
-    # Django refuses its database inside a running loop, and asyncio.run a second one.
+
+    # A library may run a loop of its own, or refuse to be called in one, as Django its database.
+    class Synchronous(Asked):
+        def claim(self) -> list[dict[str, object]]:  # type: ignore[override]
+            asyncio.run(asyncio.sleep(0))
+            return [{"id": 1}]
+
     assert answer_of(Synchronous, {"op": "claim"}) == {"jobs": [{"id": "1"}]}
-
-
-class Synchronous(Asked):
-    """A library that runs a loop of its own, or refuses to be called in one."""
-
-    def claim(self) -> list[dict[str, object]]:  # type: ignore[override]
-        """Run a loop."""
-        asyncio.run(asyncio.sleep(0))
-        return [{"id": 1}]
-
-
-class Clocked(Asked):
-    """Tells the time."""
-
-    async def claim(self) -> list[dict[str, object]]:
-        """By every clock that there is."""
-        now = datetime.now(UTC).timestamp()
-        return [{"id": 1, "time": time.time(), "now": now, "monotonic": time.monotonic()}]
 
 
 def test_the_clock_is_moved_and_set_back() -> None:
     """Each `ahead` counts from real time, by which loops wait; a method `clock` goes before."""
+
+    class Clocked(Asked):
+        async def claim(self) -> list[dict[str, object]]:
+            now = datetime.now(UTC).timestamp()
+            return [{"id": 1, "time": time.time(), "now": now, "monotonic": time.monotonic()}]
+
+    class OwnClock(Asked):
+        ahead: float = 0
+
+        def clock(self, ahead: float) -> None:
+            self.ahead = ahead
+
+        async def claim(self) -> list[dict[str, object]]:
+            return [{"id": self.ahead}]
+
     for ahead in (0, 3600, -86400, 0.0):
         with hosting(Clocked) as host:
             began, real = time.monotonic(), time.time()
@@ -346,20 +349,6 @@ def test_the_clock_is_moved_and_set_back() -> None:
         assert began <= jobs[0]["monotonic"] <= began + passed
     answer = answer_of(OwnClock, {"op": "clock", "ahead": 5}, {"op": "claim"})
     assert answer == {"jobs": [{"id": "5"}]}
-
-
-class OwnClock(Asked):
-    """A library whose clock can be set."""
-
-    ahead: float = 0
-
-    def clock(self, ahead: float) -> None:
-        """Set it."""
-        self.ahead = ahead
-
-    async def claim(self) -> list[dict[str, object]]:
-        """Show it."""
-        return [{"id": self.ahead}]
 
 
 ON_PSYCOPG = """

@@ -49,6 +49,9 @@ RACE = play("w1 claims | w2 claims")
 RACED: dict[str, Any] = {"program": RACE.to_data(), "under": {}, "broken": "single-claim"}
 LOST = Violation("no-lost-job", "it is a test", None, -2)
 TIMES = {1114, 1184}  # pg_type.oid of timestamp and timestamptz: these differ from run to run
+_STEP = re.compile(r"step (\w+): ")
+_ERROR = re.compile(r"(?:ERROR|FATAL):  (.*)")
+_TABLE = re.compile(r"([^\n]*)\n-+(?:\+-+)*\n((?:[^\n]*\n)*?)\(\d+ rows?\)\n")
 Told = Callable[..., tuple[Failure, str]]
 PINNED = queue_file(
     header='lease = "30 seconds"',
@@ -77,11 +80,6 @@ class Answer:
     rows: list[tuple[str, ...]] = field(default_factory=list)
     error: str = ""
     waited: bool = False
-
-
-_STEP = re.compile(r"step (\w+): ")
-_ERROR = re.compile(r"(?:ERROR|FATAL):  (.*)")
-_TABLE = re.compile(r"([^\n]*)\n-+(?:\+-+)*\n((?:[^\n]*\n)*?)\(\d+ rows?\)\n")
 
 
 def isolationtester(server: Server, spec: str) -> dict[str, list[Answer]]:

@@ -352,6 +352,11 @@ print(json.dumps({{'pid': child.pid}}), flush=True); input()
 STAYS = FAMILY.format("")
 LEAVES = FAMILY.format("start_new_session=True, stdout=subprocess.DEVNULL")
 """Starts somebody, in a session of his own or not, and answers who that is."""
+HARNESS = """
+import os, signal, sys; from queueproof.queues.worker import WorkerProcess, WorkerQueue
+def begin(code): return WorkerProcess(WorkerQueue('q', [sys.executable, '-c', code]), 'w1')
+def begun(worker): return worker.ask({'op': 'x'})['pid']
+"""
 
 
 @pytest.mark.parametrize("stopped", [False, True])
@@ -368,13 +373,6 @@ def test_kill_ends_the_whole_family(spawn: Spawn, *, stopped: bool) -> None:
     eventually(lambda: is_gone(child), "what it had started to end")
     with pytest.raises(WorkerError, match=r"signal 9 \(Killed\)"):
         worker.check()
-
-
-HARNESS = """
-import os, signal, sys; from queueproof.queues.worker import WorkerProcess, WorkerQueue
-def begin(code): return WorkerProcess(WorkerQueue('q', [sys.executable, '-c', code]), 'w1')
-def begun(worker): return worker.ask({'op': 'x'})['pid']
-"""
 
 
 def test_a_killed_harness_leaves_no_worker_behind(begin: Begin) -> None:

@@ -280,7 +280,7 @@ class TestDatabase:
 def stub(folder: Path, initdb: str, postgres: str = "exit 1", version: str = "18.4") -> str:
     """Make a directory of programs that are shell scripts; the source that it is."""
     bin_directory = folder / "bin"
-    bin_directory.mkdir(mode=0o755)
+    bin_directory.mkdir(mode=0o755, exist_ok=True)
     versioned = f'[ "$1" = --version ] && echo "postgres (PostgreSQL) {version}" && exit'
     for name, body in (("initdb", initdb), ("postgres", f"{versioned}\n{postgres}")):
         (bin_directory / name).write_text(f"#!/bin/sh\n{body}\n")
@@ -314,17 +314,14 @@ class TestLocal:
         message = refusal(stub(temporary, "exit 1", version="13.22"))
         assert message == "this is PostgreSQL 13.0; queueproof needs 14.0 or newer."
 
-    def test_full_disk(self, temporary: Path, refusal: Refusal) -> None:
-        """A failing initdb is quoted, with a remedy, and what it wrote is removed."""
+    def test_full_disk_or_no_start(self, temporary: Path, refusal: Refusal) -> None:
+        """What a failing program wrote is quoted, with a remedy, and what it left is removed."""
         writes = 'd="${1#--pgdata=}"; mkdir "$d"; echo x >"$d/PG_VERSION"'
         says = "echo 'initdb: error: could not write: No space left on device' >&2; exit 1"
         message = refusal(stub(temporary, f"{writes}; {says}"))
         assert "No space left on device" in message
         assert "TMPDIR chooses another" in message
         assert [path.name for path in temporary.iterdir()] == ["bin"]
-
-    def test_server_does_not_start(self, temporary: Path, refusal: Refusal) -> None:
-        """What a server wrote before it gave up is quoted."""
         message = refusal(stub(temporary, "exit 0", "echo 'FATAL:  no semaphores' >&2; exit 1"))
         assert "FATAL:  no semaphores" in message
         assert [path.name for path in temporary.iterdir()] == ["bin"]
