@@ -23,7 +23,7 @@ from tests.fix_queues import queue_file
 
 @pytest.mark.parametrize("name", CATALOGUE)
 def test_a_guarantee_is_explained_by_a_defect_that_breaks_it(name: str) -> None:
-    """Its diff is shown: of the example that the record names, or of the smallest one."""
+    """The diff of its example, or of the smallest defect, is shown, and that one's story drawn."""
     told = explain(CATALOGUE[name])
     shown, *others = defects(name)
     assert told.startswith(f"{name}: ")
@@ -33,20 +33,16 @@ def test_a_guarantee_is_explained_by_a_defect_that_breaks_it(name: str) -> None:
     else:
         assert 0 < shown.size <= min((other.size for other in others), default=shown.size)
     assert len(others) + 1 == len(list(STRATEGIES.glob(f"broken/{name.replace('-', '_')}_*.sql")))
-
-
-@pytest.mark.parametrize("name", CATALOGUE)
-def test_the_story_that_a_page_draws_is_of_the_defect_that_it_shows(name: str) -> None:
-    """`make results` keeps it as data; the SQL that it shows stands in that queue's file."""
-    shown = defects(name)[0].name.removesuffix(".sql").removeprefix("strategies/")
+    # `make results` keeps it as data; the SQL that it shows stands in that queue's file.
+    path = shown.name.removesuffix(".sql").removeprefix("strategies/")
     recorded = [
-        one for one in stories(ROOT / "results") if (one.queue, one.guarantee) == (shown, name)
+        one for one in stories(ROOT / "results") if (one.queue, one.guarantee) == (path, name)
     ]
-    assert recorded, f"no story is recorded of {shown}: `make results` does that"
-    told = from_data(recorded[0].told)
-    assert told.guarantee == name
-    file = load(STRATEGIES / f"{shown}.sql").whole
-    sent = set(told.statements if isinstance(told, Story) else ())
+    assert recorded, f"no story is recorded of {path}: `make results` does that"
+    story = from_data(recorded[0].told)
+    assert story.guarantee == name
+    file = load(STRATEGIES / f"{path}.sql").whole
+    sent = set(story.statements if isinstance(story, Story) else ())
     assert [sql for sql in sent - {"ROLLBACK"} if sql not in file] == []
 
 

@@ -288,8 +288,8 @@ def put_off() -> list[Program]:
 
 
 @pytest.mark.parametrize("keyed", [True, False])
-def test_an_enqueue_is_an_act_on_the_job_that_it_may_be_taken_for(*, keyed: bool) -> None:
-    """A job like it comes beside each end of another; elsewhere it is all one who goes first."""
+def test_a_job_may_be_taken_for_another_that_it_is_like(*, keyed: bool) -> None:
+    """A job like another comes beside each end of that one, and after it, where that may be."""
     offer = replace(offered("skip_locked.sql"), keyed=keyed)
     met = {
         kinds[0]
@@ -300,6 +300,15 @@ def test_an_enqueue_is_an_act_on_the_job_that_it_may_be_taken_for(*, keyed: bool
         if actor.startswith("w")
     }
     assert keyed == ({"complete", "fail", "heartbeat"} <= met)
+    # A cleanup is watched wherever a job stands: enqueued again is one more place.
+    watched = {
+        what[1:]
+        for one in Suite(offer)._every(ALONE)[:FIRST]
+        if (what := one.what)[:1] == ("cleanup",)
+    }
+    phases = {Phase.QUEUED, Phase.RUNNING, Phase.COMPLETED, Phase.FAILED}
+    assert {phase for _, phase, again in watched if not again} == phases
+    assert (0.0, Phase.QUEUED, True) in watched if keyed else not any(a for *_, a in watched)
 
 
 def test_the_last_holder_is_late_beside_whoever_looks_for_jobs() -> None:
@@ -323,20 +332,6 @@ def test_a_last_fail_and_a_recovery_of_two_meet_what_others_do() -> None:
     # It decides on one job while another worker keeps, or ends, its own.
     beside = {what[2] for one in first if (what := one.what)[:2] == ("recover", "in pairs")}
     assert beside == {"complete", "complete_many", "fail", "heartbeat"}
-
-
-@pytest.mark.parametrize("keyed", [True, False])
-def test_a_cleanup_is_watched_wherever_a_job_stands(*, keyed: bool) -> None:
-    """One that has ended and was enqueued again is one more place, where that may be."""
-    offer = replace(offered("skip_locked.sql"), keyed=keyed)
-    watched = {
-        what[1:]
-        for one in Suite(offer)._every(ALONE)[:FIRST]
-        if (what := one.what)[:1] == ("cleanup",)
-    }
-    phases = {Phase.QUEUED, Phase.RUNNING, Phase.COMPLETED, Phase.FAILED}
-    assert {phase for _, phase, again in watched if not again} == phases
-    assert (0.0, Phase.QUEUED, True) in watched if keyed else not any(a for *_, a in watched)
 
 
 def test_what_an_end_leaves_behind_is_looked_at_once_a_lease_is_over() -> None:

@@ -73,13 +73,18 @@ def pooled(lab: Lab, policy: Pooled, *, held: bool = False) -> Runner:
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-def test_no_transaction_has_the_connection_of_the_one_before(lab_of: LabOf, policy: Pooled) -> None:
-    """Each transaction of a worker is sent on another connection than its last."""
+def test_each_transaction_has_a_connection_and_keeps_it(lab_of: LabOf, policy: Pooled) -> None:
+    """Each transaction is sent on another connection than its last; an open one keeps its own."""
     lab = lab_of(queue())
     work = "w1 claims, completes 0, claims, completes 1, claims, completes 2"
     ran_on = connections(pooled(lab, policy).run(play(work, 3)), "w1")
     assert len(ran_on) == 6
     assert all(one != other for one, other in itertools.pairwise(ran_on))
+    # A claim that is held in its transaction is completed there.
+    lab = lab_of(HELD)
+    run = pooled(lab, policy, held=True).run(play("w1 claims, completes | w2 claims, completes", 2))
+    assert [len(connections(run, worker)) for worker in ("w1", "w2")] == [1, 1]
+    assert breaches(run, declare(Offer(lab.queue, held=True))) == []
 
 
 def test_workers_share_the_connections(lab_of: LabOf) -> None:
@@ -91,15 +96,6 @@ def test_workers_share_the_connections(lab_of: LabOf) -> None:
     far = pooled(lab, "round robin").run(program)
     used = [b.text for b in far.trace if b.event == "connection"]
     assert used[:POOL] == ["1", "2", "3", "4", "5"]
-
-
-@pytest.mark.parametrize("policy", POLICIES)
-def test_an_open_transaction_keeps_its_connection(lab_of: LabOf, policy: Pooled) -> None:
-    """A claim that is held in its transaction is completed on its own connection."""
-    lab = lab_of(HELD)
-    run = pooled(lab, policy, held=True).run(play("w1 claims, completes | w2 claims, completes", 2))
-    assert [len(connections(run, worker)) for worker in ("w1", "w2")] == [1, 1]
-    assert breaches(run, declare(Offer(lab.queue, held=True))) == []
 
 
 def test_a_crash_rolls_back_and_leaves_the_session_of_others(lab_of: LabOf) -> None:

@@ -454,32 +454,18 @@ def live_through(queue: WorkerQueue, dsn: str) -> None:
         assert caught.value.sqlstate == "22008"  # datetime_field_overflow
 
 
-def written(suffix: str, directory: Path) -> Path:
-    """The template that `queueproof init` writes."""
-    path = directory / f"worker{suffix}"
-    assert run(["init", str(path)]) == 0
-    return path
-
-
 @pytest.mark.parametrize("suffix", [".py", pytest.param(".mjs", marks=pytest.mark.node)])
 def test_a_template_works(
     database: str, tmp_path: Path, suffix: str, request: pytest.FixtureRequest
 ) -> None:
-    """It claims, refuses what a worker has lost, recovers and reports, and passes errors on."""
-    worker = written(suffix, tmp_path)
+    """It claims, refuses what is lost, recovers, reports, tells errors, and ends with its stdin."""
+    worker = tmp_path / f"worker{suffix}"
+    assert run(["init", str(worker)]) == 0
     if suffix == ".mjs":
         modules = request.getfixturevalue("node_modules")
         (tmp_path / "node_modules").symlink_to(modules)
     live_through(WorkerQueue("q", [PROGRAMS[suffix], str(worker)]), database)
-
-
-@pytest.mark.parametrize("suffix", [".py", pytest.param(".mjs", marks=pytest.mark.node)])
-def test_a_template_ends_with_its_stdin(suffix: str, tmp_path: Path) -> None:
-    """Nothing is left when whoever asked is gone."""
-    if suffix == ".mjs":
-        (tmp_path / "node_modules" / "pg").mkdir(parents=True)
-        (tmp_path / "node_modules" / "pg" / "index.js").write_text("")
-    ended = finished(PROGRAMS[suffix], written(suffix, tmp_path), input="")
+    ended = finished(PROGRAMS[suffix], worker, input="")
     assert (ended.returncode, ended.stdout, ended.stderr) == (0, "", "")
 
 

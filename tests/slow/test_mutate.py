@@ -102,9 +102,11 @@ def stretch(before: str, after: str) -> tuple[list[str], list[str]]:
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
-def test_each_mutation_is_one_change_that_parses(path: Path) -> None:
-    """A mutation parses to another tree; it takes one stretch away, or changes one word."""
-    statements = [s.text for b in load(path).blocks.values() for s in b.statements[:9]]
+def test_each_mutant_is_one_change_that_parses_and_has_its_own_name(path: Path) -> None:
+    """Each mutation is one change that parses, and each mutant has a name and SQL of its own."""
+    queue = load(path)
+    statements = [s.text for b in queue.blocks.values() for s in b.statements[:9]]
+    # A mutation takes one stretch away, or changes one word.
     count = 0
     for statement in statements:
         if sqltext.first_keyword(statement) not in {"SELECT", "INSERT", "UPDATE", "DELETE", "WITH"}:
@@ -120,12 +122,6 @@ def test_each_mutation_is_one_change_that_parses(path: Path) -> None:
                 assert max(len(gone), len(new)) <= 2, what  # `<=` is two tokens here
             count += 1
     assert count > 0
-
-
-@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
-def test_mutants_have_names_and_sql_of_their_own(path: Path) -> None:
-    """No two mutants of a queue share a name or their SQL, and none is the queue itself."""
-    queue = load(path)
     found = mutants_of(queue)
     texts = [
         tuple(s.text for block in mutant.queue.blocks.values() for s in block.statements)
