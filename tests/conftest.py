@@ -1,7 +1,5 @@
 """What holds for all tests; the fixtures stand in fix_*.py, by what they are of."""
 
-from __future__ import annotations
-
 import signal
 from collections import Counter
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Commands: in this process where only what they do is the subject, or in one of their own."""
 
-from __future__ import annotations
-
 import re
 import sys
 from collections.abc import Callable

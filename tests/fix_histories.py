@@ -3,8 +3,6 @@
 And tables of texts.
 """
 
-from __future__ import annotations
-
 import re
 from ast import literal_eval
 from typing import Any, NamedTuple, get_args

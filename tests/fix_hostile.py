@@ -1,7 +1,5 @@
 """Queues whose SQL becomes a superuser where the harness lends it the rights."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory

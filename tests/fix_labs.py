@@ -1,7 +1,5 @@
 """Labs: one for each queue of a module, which every test gets as if nobody had used it."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import ExitStack, closing
 from pathlib import Path

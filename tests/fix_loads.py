@@ -1,7 +1,5 @@
 """Queues under load, small and quick: the queues, the load, and where it runs."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable, Iterator
 

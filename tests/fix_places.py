@@ -1,7 +1,5 @@
 """Where things are in the repository, and the queues that stand there."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from queueproof.queues.sqlfile import load

@@ -1,7 +1,5 @@
 """Programs as people tell them: `w1 claims 2; +33.4; reaper recovers; w2 claims | w1 completes`."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from typing import get_args

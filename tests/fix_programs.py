@@ -1,7 +1,5 @@
 """Programs that end with their test, and waits for a condition that end with an error."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

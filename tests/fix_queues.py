@@ -1,7 +1,5 @@
 """The smallest queue that tests need, with one of its parts replaced; a queue in a module."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path

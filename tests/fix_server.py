@@ -1,7 +1,5 @@
 """One server for the whole session, and the programs that some tests need beside it."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """A gate on the wire, and clients that know nothing of it; what holds for every client."""
 
-from __future__ import annotations
-
 import select
 import socket
 import struct
@@ -10,7 +8,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing, nullcontext, suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, Self, TypeVar
 
 import psycopg
 import pytest
@@ -250,7 +248,7 @@ class Raw:
         bench.wire.watch(self._socket, self._receive)
         bench.raws.append(self)
 
-    def log_in(self, data: bytes = b"") -> Raw:
+    def log_in(self, data: bytes = b"") -> Self:
         """Be let in, without a password, and send something."""
         self.send(startup(self._bench.conninfo))
         assert self.until("Z")[0].kind == "R"

@@ -1,7 +1,5 @@
 """The pages, opened in headless Chromium: on a desk and on a phone, without a network."""
 
-from __future__ import annotations
-
 import html
 import json
 import re

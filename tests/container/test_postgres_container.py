@@ -1,7 +1,5 @@
 """A server in a container; these need Docker and an image, and run with `pytest -m container`."""
 
-from __future__ import annotations
-
 import os
 import sys
 

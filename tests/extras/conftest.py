@@ -1,7 +1,5 @@
 """Tests of what comes with an extra that `make test` does not install: not collected without it."""
 
-from __future__ import annotations
-
 from importlib.util import find_spec
 
 import pytest

@@ -1,7 +1,5 @@
 """A cluster that tests share; what one of them ended of it is begun anew for the next."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress

@@ -1,7 +1,5 @@
 """A check on a cluster: dask's scheduler and workers, what ends in the middle, and who is none."""
 
-from __future__ import annotations
-
 import asyncio
 import gc
 import logging

@@ -1,7 +1,5 @@
 """The gate on the wire with every client that it was made for, but for psycopg by itself."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os

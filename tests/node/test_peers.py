@@ -1,7 +1,5 @@
 """The workers of real queues do what they are asked to, through their libraries' own code."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack

@@ -1,7 +1,5 @@
 """The benchmark's arithmetic: when queues differ, when a build fails, how many digits count."""
 
-from __future__ import annotations
-
 import itertools
 import math
 import random

@@ -1,7 +1,5 @@
 """Whole histories: real time, unknown answers, limits, order, waits, stranded jobs, blame."""
 
-from __future__ import annotations
-
 import pickle
 import random
 from collections import Counter

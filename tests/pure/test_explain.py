@@ -1,7 +1,5 @@
 """What is told of a guarantee, beside its record."""
 
-from __future__ import annotations
-
 from io import StringIO
 
 import pytest

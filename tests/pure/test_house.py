@@ -1,7 +1,5 @@
 """The map of the code: which part may use which, so that data flows one way."""
 
-from __future__ import annotations
-
 import ast
 import re
 import tomllib

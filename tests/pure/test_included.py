@@ -1,7 +1,5 @@
 """A queue in several files: what one includes, and what one extends."""
 
-from __future__ import annotations
-
 import re
 import textwrap
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Stories by their names: what a check keeps, and what a replay finds."""
 
-from __future__ import annotations
-
 import re
 import sys
 from io import StringIO

@@ -1,7 +1,5 @@
 """A limit ends every wait, and is given once more where this process could not look."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """Safe forms put into a queue's file: which are offered, and that nothing else is touched."""
 
-from __future__ import annotations
-
 import difflib
 import re
 from collections import Counter

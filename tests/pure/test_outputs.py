@@ -1,7 +1,5 @@
 """What a command writes harms nothing that it reads, and waits for no reader for ever."""
 
-from __future__ import annotations
-
 import os
 import resource
 import sys

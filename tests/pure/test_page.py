@@ -1,7 +1,5 @@
 """A card as a page and on GitHub: what is shown; nothing a queue says becomes part of it."""
 
-from __future__ import annotations
-
 import json
 import re
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Which queues are checked: those of a project's pyproject.toml, several, or versions of one."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable
 from pathlib import Path

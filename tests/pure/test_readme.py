@@ -1,7 +1,5 @@
 """What the README says is so, and what messages refer to is there."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

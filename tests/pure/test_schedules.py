@@ -1,7 +1,5 @@
 """Every interleaving once, the simple ones first, the same for the same seed; and shrinking."""
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Sequence
 from itertools import pairwise

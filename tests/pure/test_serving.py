@@ -1,7 +1,5 @@
 """The index that a claim would be served by, in the words of its own SQL."""
 
-from __future__ import annotations
-
 import pytest
 
 from queueproof.probes.serving import Join, ServingIndex, join_of_all, serving_index

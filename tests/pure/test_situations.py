@@ -1,7 +1,5 @@
 """Situations of a job's life, and crowds: what is derived, drawn, and has a queue's own values."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import cache

@@ -1,7 +1,5 @@
 """The life of one job, rule by rule: every legal answer is accepted, every other one is blamed."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """SQL text: statements, parameters, the clock's rewriting, positions."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

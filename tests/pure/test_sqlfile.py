@@ -1,12 +1,11 @@
 """The queue file: what it says, what it refuses, and what its operations send."""
 
-from __future__ import annotations
-
 import hashlib
 import re
+from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -16,9 +15,6 @@ from queueproof.errors import QueueError, Source
 from queueproof.queues.model import VOID, Claim, JobRow, Operation, Result, Step, Value, Values
 from queueproof.queues.sqlfile import SqlFileQueue, load, load_text
 from tests.fix_queues import queue_file
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 FILE = """\
 -- A queue.

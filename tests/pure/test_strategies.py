@@ -1,7 +1,5 @@
 """Each broken queue is a sound one but for a few lines, so that its defect is what is found."""
 
-from __future__ import annotations
-
 import difflib
 import re
 from functools import cache

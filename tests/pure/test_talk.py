@@ -1,7 +1,5 @@
 """What is said of a command that takes long."""
 
-from __future__ import annotations
-
 import pytest
 
 from queueproof import waits

@@ -1,7 +1,5 @@
 """What the user types becomes a queue, or a message that says what to type instead."""
 
-from __future__ import annotations
-
 import pytest
 
 import queueproof

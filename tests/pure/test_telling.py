@@ -1,7 +1,5 @@
 """A story as it is read: what is told in which words, where it stands, and what is left out."""
 
-from __future__ import annotations
-
 import json
 import re
 from dataclasses import replace

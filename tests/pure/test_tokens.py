@@ -1,7 +1,5 @@
 """A replay token is read by one schema: what it is not is refused by the field's name, at once."""
 
-from __future__ import annotations
-
 import base64
 import copy
 import json

@@ -1,7 +1,5 @@
 """The watchdog without a server: when a program that it starts counts as there."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable
 from pathlib import Path

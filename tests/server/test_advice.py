@@ -1,7 +1,5 @@
 """What advises stands outside the verdict, and speaks in the queue's own names."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from unittest.mock import Mock

@@ -1,7 +1,5 @@
 """Answers that contradict each other are an operation's fault, and no verdict on the queue."""
 
-from __future__ import annotations
-
 import os
 import signal
 from contextlib import suppress

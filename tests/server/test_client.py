@@ -1,7 +1,5 @@
 """A Python class that owns its connections, and the process that hosts it."""
 
-from __future__ import annotations
-
 import asyncio
 import io
 import json

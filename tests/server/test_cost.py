@@ -1,7 +1,5 @@
 """The benchmark: what it sends, what it counts, how it ends, and what its report says."""
 
-from __future__ import annotations
-
 import base64
 import re
 import sys

@@ -1,7 +1,5 @@
 """What the doctor says of a machine, whatever is missing or broken on it."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Stories as files: a spec that isolationtester runs to the same end, a test that a mend passes."""
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Where a session can be stopped inside one statement, and which defects only that shows."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """The clock that the harness moves, the reset to the beginning, and the gates inside statements."""
 
-from __future__ import annotations
-
 import gc
 import time
 import warnings

@@ -1,7 +1,5 @@
 """What the command line does, called from Python."""
 
-from __future__ import annotations
-
 import pytest
 
 from queueproof import Card, QueueproofError, check, load, replay

@@ -1,7 +1,5 @@
 """Crowds on a server: what they meet, and how short it gets."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import asdict
 

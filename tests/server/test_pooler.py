@@ -1,7 +1,5 @@
 """A transaction pooler, played by the step scheduler, and PgBouncer itself."""
 
-from __future__ import annotations
-
 import itertools
 import os
 import sys

@@ -1,7 +1,5 @@
 """What judges beside others goes when nobody asks any more."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Tables as people have them: what `init --from-schema` proposes, and what pg_dump has written."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

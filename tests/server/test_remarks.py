@@ -1,7 +1,5 @@
 """What is said of somebody else's queues: the file it stands in, and the page it ends on."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from importlib import metadata

@@ -1,7 +1,5 @@
 """Runs on a real server: replay, lock waits, deadlocks, crashes, held claims, errors, rules."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import groupby

@@ -1,7 +1,5 @@
 """The words of the scenarios on PostgreSQL: each of them can fail, and says how."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 

@@ -1,7 +1,5 @@
 """What a claim costs as the queue fills, and the multiplication of jobs that fills it."""
 
-from __future__ import annotations
-
 from itertools import chain
 
 import pytest

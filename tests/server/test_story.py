@@ -1,7 +1,5 @@
 """A broken guarantee as text: the same words every time, in the order in which things happened."""
 
-from __future__ import annotations
-
 import textwrap
 from pathlib import Path
 

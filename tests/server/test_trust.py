@@ -1,7 +1,5 @@
 """A queue is code: what its SQL may do to a server, and where a superuser's rights are refused."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path

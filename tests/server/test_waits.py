@@ -1,7 +1,5 @@
 """Every wait has an end, and what ran into it is told with what it waited for."""
 
-from __future__ import annotations
-
 import signal
 import sys
 import threading

@@ -1,7 +1,5 @@
 """The gate on the wire: what it holds, shows, cuts and passes on, and what it costs."""
 
-from __future__ import annotations
-
 import os
 import selectors
 import socket

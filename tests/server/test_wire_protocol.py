@@ -1,7 +1,5 @@
 """The protocol's parser: any fragmentation, any nonsense; and what it reads of messages."""
 
-from __future__ import annotations
-
 import struct
 from collections.abc import Callable, Sequence
 from contextlib import closing, suppress

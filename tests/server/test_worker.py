@@ -1,7 +1,5 @@
 """A worker as a queue: its messages, its life, and what is said when it misbehaves."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """What the slow tests share."""
 
-from __future__ import annotations
-
 import os
 import tempfile
 from collections.abc import Iterator

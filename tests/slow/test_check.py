@@ -1,7 +1,5 @@
 """From a queue to a card: verdicts, replay tokens, what makes a queue unusable; must_hold."""
 
-from __future__ import annotations
-
 import re
 import textwrap
 from collections.abc import Callable

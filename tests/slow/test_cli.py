@@ -1,7 +1,5 @@
 """The command line as the public contract has it: exit codes, messages, reports, signals."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """Queues that own their connections, stepped from the wire: each worker is a process."""
 
-from __future__ import annotations
-
 import sys
 import time
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """The matrix is made by processes, each of which a queue may kill; what they found is kept."""
 
-from __future__ import annotations
-
 import os
 import signal
 from pathlib import Path

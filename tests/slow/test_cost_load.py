@@ -1,7 +1,5 @@
 """Benchmarks from the queue to the report: each drives loads for a second and more."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Iterator
 from dataclasses import replace

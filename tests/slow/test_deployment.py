@@ -1,7 +1,5 @@
 """Two versions of a queue at work on one schema, as a rolling deploy has them."""
 
-from __future__ import annotations
-
 import re
 from functools import cache
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What is published, for CI and as pages: its commands are run, and do what it says."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """What surrounds a server: libpq's variables, encodings, and where temporary files may be."""
 
-from __future__ import annotations
-
 import json
 import os
 import socket

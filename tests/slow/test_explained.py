@@ -1,7 +1,5 @@
 """A break that stands within another's story, by whole checks."""
 
-from __future__ import annotations
-
 import pytest
 
 from queueproof.examine.calibrate import calibrate

@@ -1,7 +1,5 @@
 """Faults on a real server: lost answers, backends ended, the server killed and started again."""
 
-from __future__ import annotations
-
 import os
 import sys
 import textwrap

@@ -1,7 +1,5 @@
 """Rules of the fine print that decide a verdict: whose break is accepted, and whose is none."""
 
-from __future__ import annotations
-
 import pytest
 
 from queueproof.examine.check import check_queue

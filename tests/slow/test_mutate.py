@@ -1,7 +1,5 @@
 """Mutants of a queue's SQL: what is planted, that it is one change, and what becomes of it."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import replace
 from io import StringIO

@@ -1,7 +1,5 @@
 """The pytest plugin: silent in other people's projects, complete where the scenarios are run."""
 
-from __future__ import annotations
-
 import re
 import shutil
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A server from each source: what is promised of it, and that nothing of it is left behind."""
 
-from __future__ import annotations
-
 import os
 import pwd
 import re

@@ -1,7 +1,5 @@
 """A queue written as a Python class is judged as the same queue in SQL is."""
 
-from __future__ import annotations
-
 import time
 from datetime import UTC, datetime, timedelta
 from types import SimpleNamespace

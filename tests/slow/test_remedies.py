@@ -1,7 +1,5 @@
 """The remedy of a break: a form in the queue's own names with which its story is gone."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Work that processes do beside each other: same seed, same card, however many they are."""
 
-from __future__ import annotations
-
 import os
 import signal
 from collections.abc import Iterable
