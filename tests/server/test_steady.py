@@ -5,16 +5,7 @@ from itertools import chain
 import pytest
 
 from queueproof.probes.backlog import JOBS
-from queueproof.probes.buffers import (
-    FEW,
-    KINDS,
-    ONE_BY_ONE,
-    SLACK,
-    Content,
-    Cost,
-    Slope,
-    measure,
-)
+from queueproof.probes.buffers import FEW, KINDS, ONE_BY_ONE, SLACK, Content, Cost, Slope, measure
 from queueproof.probes.filling import Filling, NotMultipliedError
 from queueproof.probes.probe import untold
 from queueproof.probes.probes import PROBES

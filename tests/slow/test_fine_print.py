@@ -158,11 +158,7 @@ def test_an_enqueue_may_answer_a_known_job(lab_of: LabOf, upsert: str, broken: s
 
 @pytest.mark.parametrize(
     ("which", "listed"),
-    [
-        ("attempts >= 3 AND status <> 'completed'", "failed"),
-        (OVER, "failed"),
-        (OVER, "queued"),
-    ],
+    [("attempts >= 3 AND status <> 'completed'", "failed"), (OVER, "failed"), (OVER, "queued")],
     ids=["its last attempt runs", "its lease is over", "its lease is over, and it is free"],
 )
 def test_a_state_may_follow_from_a_clock_or_count(lab_of: LabOf, which: str, listed: str) -> None:

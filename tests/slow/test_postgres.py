@@ -410,17 +410,14 @@ class TestDsn:
         with open_server(uri(door)) as server, server.database() as conninfo:
             assert [ask(conninfo, f"SHOW {timer}") for timer in timers] == ["0", "0", "0"]
 
-    def test_pooler(self, guarded: str, refusal: Refusal) -> None:
-        """A pooler, which hands out process ids of its own, is refused."""
+    def test_pooler_or_too_old(self, guarded: str, refusal: Refusal) -> None:
+        """A pooler, which hands out process ids of its own, and PostgreSQL 13 are refused."""
 
         def other_pid(data: bytes) -> bytes:
             return re.sub(rb"(?s)K\x00\x00\x00\x0c....", b"K\x00\x00\x00\x0c\x00\x00\x00\x07", data)
 
         with Door(guarded, other_pid) as door:
             assert "Give the DSN of the server itself" in refusal(uri(door))
-
-    def test_too_old(self, guarded: str, refusal: Refusal) -> None:
-        """A server that calls itself PostgreSQL 13 is refused."""
         old = b"server_version\x0013."
         with Door(guarded, lambda data: data.replace(b"server_version\x0018.", old)) as door:
             assert "needs 14.0 or newer" in refusal(uri(door))
