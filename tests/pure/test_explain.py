@@ -20,7 +20,7 @@ from tests.fix_queues import queue_file
 
 
 @pytest.mark.parametrize("name", CATALOGUE)
-def test_a_guarantee_is_explained_by_a_defect_that_breaks_it(name: str) -> None:
+def test_the_story_that_a_page_draws_is_of_the_defect_that_it_shows(name: str) -> None:
     """The diff of its example, or of the smallest defect, is shown, and that one's story drawn."""
     told = explain(CATALOGUE[name])
     shown, *others = defects(name)

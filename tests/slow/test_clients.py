@@ -171,21 +171,25 @@ def test_the_clock_moves_for_workers_too(lab_of: LabOf, time: str) -> None:
     assert any(time in beat.text for beat in made.trace if beat.event == "sql")
 
 
-def test_a_later_run_has_working_workers_whatever_befell_them(lab_of: LabOf) -> None:
-    """A kill ends a backend, a terminated one is an error, a lost answer unknown; runs go on."""
+def test_a_crashed_worker_is_another_one_afterwards(lab_of: LabOf) -> None:
+    """A kill ends its backend with its transaction; a lost answer leaves what the server did."""
     lab = lab_of()
     crashes = play("w1 claims, crashes; w2 claims", 2)
     first = run(lab, crashes)
     assert answers(first, "claim")[:2] == [("w1", "accepted", ("1",)), ("w2", "accepted", ("2",))]
     assert answers(run(lab, crashes), "claim") == answers(first, "claim")
-    # Its library sees the error, and it answers with it.
-    made = run(lab, play("w1 claims; nemesis terminates 1; w1 completes"))
-    assert [answer for _, answer, _ in answers(made, "complete")[:1]] == ["error"]
-    assert answers(run(lab, TWO_CLAIMS), "claim")[0] == ("w1", "accepted", ("1",))
     # The job is claimed, and nobody knows.
     made = run(lab, play("nemesis loses 1; w1 claims; w2 claims"))
     assert [answer for _, answer, _ in answers(made, "claim")[:2]] == ["unknown", "accepted"]
     assert answers(made, "claim")[1][2] == ()
+
+
+def test_a_terminated_backend_is_told_by_the_worker(lab_of: LabOf) -> None:
+    """Its library sees the error; it answers with it, and the next run has a working worker."""
+    lab = lab_of()
+    made = run(lab, play("w1 claims; nemesis terminates 1; w1 completes"))
+    assert [answer for _, answer, _ in answers(made, "complete")[:1]] == ["error"]
+    assert answers(run(lab, TWO_CLAIMS), "claim")[0] == ("w1", "accepted", ("1",))
 
 
 def test_the_server_may_be_killed_under_workers(lab_of: LabOf) -> None:
