@@ -47,5 +47,6 @@ def test_a_program_that_listens(tmp_path: Path) -> None:
         watchdog._stop_program(tmp_path)
     assert not watchdog._listens(str(tmp_path / "s"))
     program.wait()
+    (tmp_path / "s").unlink()
     with pytest.raises(watchdog.WatchdogError, match="no such luck"):
         watchdog._start_program(request(tmp_path, "sys.exit('no such luck')"))
