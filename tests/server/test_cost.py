@@ -398,7 +398,7 @@ def test_what_gives_no_figure_says_so(ground: Ground) -> None:
     found = re.search(told, str(refused.value))
     assert found
     assert found[1] == found[2]  # as many as there was time for
-    with pytest.raises(NotApplicableError, match="one transaction open per job"):
+    with pytest.raises(QueueError, match="one transaction open per job"):
         ground.prepare(strategy("hold_open"), Shape(10, 1), 1)
 
 
