@@ -397,7 +397,7 @@ def test_bare_ids_fill_as_many_pages_as_a_claim_may_read_more(jobs: int) -> None
 
 @each("""
     guarantee => told
-    order => took the 1st of {} ready jobs of priority 0, while one of priority 9 was ready
+    order => took the 1st of {} ready jobs of priority 0, while one of priority 1 was ready
     no-starvation => behind {} jobs that are due tomorrow: 4 claims answered nothing
 """)
 def test_what_hides_behind_a_crowd_is_seen(lab_of: LabOf, guarantee: str, told: str) -> None:
@@ -410,6 +410,13 @@ def test_what_hides_behind_a_crowd_is_seen(lab_of: LabOf, guarantee: str, told: 
     assert "LIMIT 100" in to_text(tell_found(seen.found, guarantee))
     assert probe.replay(lab, offered(lab), seen.data) is not None
     assert probe.replay(sound, offered(sound), seen.data) is None
+
+
+def test_a_number_of_the_sql_says_how_many_jobs_are_before_another(lab_of: LabOf) -> None:
+    """A priority that is worth 200 places is worth none behind 201 jobs."""
+    lab = lab_of(reference("ORDER BY priority DESC, run_at, id", "ORDER BY id - priority * 200"))
+    seen = PROBES["order"].watch(lab, offered(lab), 0, untold)
+    assert "took the 1st of 201 ready jobs of priority 0" in seen.broken
 
 
 def test_whole_seconds_leave_no_plan_untried(lab_of: LabOf) -> None:

@@ -19,9 +19,11 @@ from queueproof.queues.offer import Offer
 from queueproof.run.lab import Lab
 from queueproof.run.session import drive, noted
 from queueproof.schedule.moments import DAY, MOMENT
+from queueproof.space.constants import constants_in
 
 JOBS = (120, 1_100, 11_000)  # by level: more than a page of 100, of 1,000, of 10,000
-URGENT = 9  # the priority of what must come first
+URGENT = 9  # the priority of what stands before a job that may run
+LEAST = 1  # that of what must come first: age may make up for little, and never does
 TRIES = 4  # a claim may do maintenance and answer nothing (rule 28)
 
 
@@ -79,7 +81,11 @@ class Behind(Probe):
             "late": "delay" in takes,
             "elsewhere": "queue" in takes and "queue" in offer.queue.takes("claim"),
         }
-        return [Backlog(kind, JOBS[level]) for kind in self._kinds if able[kind]]
+        # A number of the SQL may be that of a page, or of the jobs that a priority is worth.
+        most = JOBS[min(level + 1, len(JOBS) - 1)]
+        numbers = constants_in(offer.queue.written).numbers
+        jobs = max(JOBS[level], *(n + 1 for n in numbers if n < most), 0)
+        return [Backlog(kind, jobs) for kind in self._kinds if able[kind]]
 
     def look(
         self, lab: Lab, offer: Offer, points: Sequence[Backlog], _level: int, tell: Tell, /
@@ -106,7 +112,7 @@ def _behind(lab: Lab, offer: Offer, backlog: Backlog) -> Overlooked:
     with suppress(ServerError):  # judged where enqueues and claims are
         others = enqueue(lab, backlog.jobs, **before[backlog.kind])
         lab.advance(MOMENT)  # the one behind them is due after them all
-        mine = enqueue(lab, priority=URGENT if backlog.kind == "ordinary" else 0)[0]
+        mine = enqueue(lab, priority=LEAST if backlog.kind == "ordinary" else 0)[0]
         lab.advance(MOMENT)
         lab.maintain(backlog.jobs + 1)
         _claim_behind(lab, found, mine, others)
@@ -131,7 +137,7 @@ def _claim_behind(lab: Lab, found: Overlooked, mine: str, others: list[str]) -> 
     elif taken in others and backlog.kind == "ordinary":
         place = others.index(taken) + 1
         found.broken = (
-            f"a claim took the {_ordinal(place)} of {backlog}, while one of priority {URGENT} was"
+            f"a claim took the {_ordinal(place)} of {backlog}, while one of priority {LEAST} was"
             " ready"
         )
 
