@@ -12,7 +12,7 @@ from typing import Literal, TypeAlias, assert_never, cast
 from queueproof.guarantees.catalogue import CATALOGUE
 from queueproof.history.calls import Call, Ref
 from queueproof.judge.violations import Violation
-from queueproof.probes.backlog import URGENT, Overlooked
+from queueproof.probes.backlog import LEAST, Overlooked
 from queueproof.probes.backoff import RetryWait, RetryWaits
 from queueproof.probes.buffers import Slope
 from queueproof.probes.plans import REWRITE, Overclaim
@@ -347,7 +347,7 @@ def _overclaim(over: Overclaim) -> Iterator[Part]:
 
 def _overlooked(found: Overlooked) -> Iterator[Part]:
     yield Part("prose", f"Broken: {found.broken}.")
-    then = f"of priority {URGENT}" if found.backlog.kind == "ordinary" else "that is ready"
+    then = f"of priority {LEAST}" if found.backlog.kind == "ordinary" else "that is ready"
     yield Part("prose", f"Before: {found.backlog} were enqueued, and then one {then}.")
     yield Part("sql", _statements(found.sent), "Its claim:")
 
