@@ -180,6 +180,15 @@ def test_a_late_answer_is_not_told(cluster: Cluster, caplog: pytest.LogCaptureFi
     assert caplog.text == ""
 
 
+def test_a_cluster_that_does_not_hear_that_we_go_is_left(cluster: Cluster) -> None:
+    """The end of a check fails by it no more, and dask does not wait for it again."""
+    held = threading.Event()
+    with joined(cluster.address) as client:
+        client.loop.add_callback(held.wait, LONG)
+    assert client.status == "closed"
+    held.set()
+
+
 def test_a_scheduler_that_goes_is_told(server: Server, cluster: Cluster) -> None:
     """There is no verdict then, and the workers' servers end."""
     meanwhile = Meanwhile(cluster, lambda it: it.scheduler.kill())

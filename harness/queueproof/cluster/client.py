@@ -93,7 +93,10 @@ def joined(address: str) -> Iterator[Client]:
     try:
         yield client
     finally:
-        client.close(timeout=CLOSE)  # the scheduler forgets what we asked for, and seats end
+        try:
+            client.close(timeout=CLOSE)  # the scheduler forgets what we asked for, and seats end
+        except TimeoutError:  # it does so all the same once the connection has gone
+            client.status = "closed"  # or dask waits for it again when it collects its client
 
 
 async def _answering(address: str) -> None:

@@ -115,16 +115,17 @@ def _is_dsn(wanted: str) -> bool:
 def _open(wanted: Conninfo, watchdog: Watchdog, *, durable: bool, trust: bool) -> Server:
     if _is_dsn(wanted):
         return _somebodys(wanted, watchdog, trust=trust)
-    kind, _, detail = wanted.partition(":")
-    where = kind
+    kind = where = str(wanted).split(":", 1)[0]
     match kind:
         case "embedded" | "local":
+            detail = wanted.removeprefix(kind).removeprefix(":")  # of others it may be a secret
             find = local.find_embedded if kind == "embedded" else local.find_installed
             programs = find(detail)
             started = local.start(watchdog, programs, durable=durable)
             source = str(wanted) if kind == "embedded" else f"local:{programs.directory}"
         case "container":
-            image = detail or os.environ.get("QUEUEPROOF_POSTGRES_IMAGE") or DEFAULT_IMAGE
+            image = wanted.removeprefix(kind).removeprefix(":")
+            image = image or os.environ.get("QUEUEPROOF_POSTGRES_IMAGE") or DEFAULT_IMAGE
             started = container.start(watchdog, image, durable=durable)
             source, where = f"container:{image}", f"container {image}"
         case _:
