@@ -421,7 +421,7 @@ def _clipped(sql: str) -> str:
 
 
 def _known(results: Path) -> tuple[dict[str, Any], dict[str, dict[str, Verdict]]]:
-    """Where all queues were judged, and their verdicts, as `write` wrote it there."""
+    """The server on which all queues were judged, and their verdicts, as `write` wrote them."""
     verdicts = json.loads((results / "conformance.json").read_text(encoding="utf-8"))
     where = json.loads((results / STORIES).read_text(encoding="utf-8").partition("\n")[0])
     return where, verdicts

@@ -335,7 +335,7 @@ HOLDERS = ["w1 completes 1", "w1 fails 1", "w1 beats 1", "w2 recovers"]
         all completed => fencing where lease=None
 """)
 def test_a_history_breaks_what_the_rules_say(case: Case) -> None:
-    """What stands above some rows is so of each of them, and no other guarantee breaks."""
+    """Each row breaks what the line above it says, and no other guarantee."""
     assert judged(case) == case.breaks
 
 
@@ -463,7 +463,7 @@ def test_what_completes_and_claims_is_no_other(taken: str, left: str, found: lis
 
 
 def is_blocked(before: str, blocker: str, asked: str, ends: str = "end all") -> bool:
-    """Whether somebody waits who must not: for an operation, or for w2 between two of its own."""
+    """Somebody waits who must not: for an operation, or for w2 between two of its own."""
     begins = f"begin {blocker}; " if blocker else ""
     told = f"{before}; {begins}begin {asked} waits={blocker[:2] or 'w2'}; {ends}; all completed"
     return "non-blocking" in broken(Told(told).history)
@@ -774,7 +774,7 @@ def test_only_what_comes_after_the_next_claim_puts_fencing_to_the_test(case: Cas
 
 
 def test_what_nobody_was_told_of_is_no_evidence() -> None:
-    """What a crash or a lost answer leaves unknown is no completion, and no recovery."""
+    """An answer that a crash or a loss leaves unknown is no completion, and no recovery."""
     told = Told("enqueue 1; w1 claims 1; begin w1 completes 1 -> unknown; w1 crashes; +31; recover")
     (found,) = check(told.tell("sweep; left 1=running"), declared()).violations
     assert found.guarantee == "stale-recovery"

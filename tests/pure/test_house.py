@@ -41,7 +41,7 @@ BACK = {
 """Imports that run back, from a module to a module, each with its reason."""
 
 PUBLIC = ("library", "pytest_plugin", "queues.client", "queues.model", "report.card", "testing")
-"""What users call, and docs/reference shows; inside, a name and a type often say it all."""
+"""Modules that users call, and docs/reference shows; inside, a name and a type often say it all."""
 
 
 class Import(NamedTuple):
@@ -144,7 +144,7 @@ class Function(NamedTuple):
 
 
 def is_told(function: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
-    """Whether a docstring says what each of several parameters is, and what is raised."""
+    """True when a docstring says what each of several parameters is, and what is raised."""
     # What nobody reads is no parameter, and what is passed on is not raised here.
     given = [node.arg for node in ast.walk(function.args) if isinstance(node, ast.arg)]
     names = [name for name in given if name not in {"self", "cls"} and name[0] != "_"]
@@ -213,7 +213,7 @@ def test_every_rule_that_is_named_is_written_down() -> None:
 
 
 def test_no_guarantee_is_a_special_case_elsewhere() -> None:
-    """What is true of one alone stands on its record; its id is no literal elsewhere."""
+    """A fact of one guarantee alone stands on its record; its id is no literal elsewhere."""
     ids = {one for one in IDS if "-" in one}  # those of one word are keys of a header as well
     found = [
         f"{module}: {node.value}"

@@ -151,7 +151,7 @@ def test_the_line_of_a_break_is_the_one_to_change() -> None:
 
 
 def test_the_last_screen_explains_what_is_inconclusive_and_fits() -> None:
-    """What explains a guarantee stands beside it; many of one verdict are only counted."""
+    """A reason stands beside its guarantee; many of one verdict are only counted."""
     doubt = Judgement("retry-bound", "inconclusive", "follows from single-claim", explained=True)
     other = Judgement("pooler-safe", "inconclusive", "PgBouncer is missing")
     found = [Judgement("single-claim", "broken", "a", "story", "T"), doubt, other]
@@ -210,7 +210,7 @@ UNJUDGED = "If the claim is still the proposal's, yours was not judged."
     ],
 )
 def test_a_proposal_says_so(todos: str, told: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """What `init` could not know stands there until somebody has looked at it, as the claim."""
+    """A TODO of `init` is told until somebody has looked at it, and so is its claim."""
     # Somebody's own claim is not called the proposal's.
     _tell_todos(Output(), load_text(todos + SKIP_LOCKED, "q.sql"))
     assert capsys.readouterr().out == told

@@ -39,7 +39,7 @@ HARMS = {
 
 
 def test_what_cannot_be_written_is_left_as_it_was(tmp_path: Path) -> None:
-    """What stood there in part kept the next attempt from it; a loop is named, and stays."""
+    """A file written in part would keep the next attempt away; a loop is named, and stays."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, hard))
     try:

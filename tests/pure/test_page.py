@@ -150,7 +150,7 @@ def test_the_page_takes_nothing_from_elsewhere() -> None:
 
 
 def test_the_broken_come_first_and_the_whole_table_last() -> None:
-    """What is broken, what is accepted, then every verdict; what was not judged is counted."""
+    """The broken come first, then the accepted, then every verdict; the others are counted."""
     accepted = replace(broken(race()), id="order", verdict="accepted")
     three = card(Judgement("single-claim", "holds", "r"), accepted, broken(race()))
     found = Reader(to_page([three]))

@@ -106,7 +106,7 @@ def raising(error: BaseException) -> type[Client]:
 
 
 def test_a_class_works_in_a_process_of_its_own(write: Write) -> None:
-    """What it offers, takes and promises is known before, from attributes and signatures."""
+    """Its offers, parameters and promises are known before, from attributes and signatures."""
     # Sync and async methods alike; what its library prints does not disturb the answers.
     name = f"{write(SOUND)}:Mine"
     queue = hosted(name)
@@ -297,7 +297,7 @@ class Ticking(Asked):
 
 
 def test_one_event_loop_lives_as_long_as_the_worker() -> None:
-    """What `open` began is there in all operations, still between them; plain ones run outside."""
+    """All operations find what `open` began, still between them; plain ones run outside."""
     with hosting(Ticking) as host:
         client = host._client
         assert isinstance(client, Ticking)

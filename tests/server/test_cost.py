@@ -320,7 +320,7 @@ def test_latency_counts_from_when_a_claim_was_due(paced: Ground) -> None:
 
 
 def test_a_load_has_the_beginning_and_the_payload_that_were_asked_for(paced: Ground) -> None:
-    """What was done before is no part of the rate, and a backlog stays; jobs have their size."""
+    """Work done before is no part of the rate, and a backlog stays; jobs have their size."""
     paced.pace = Pace(backlog=2000, warm_up=0.1)
     found = measured(paced, queue(), Shape(1, 2), 1000)
     assert found.exactly_once

@@ -17,7 +17,7 @@ def doctor(environment: dict[str, str], *arguments: str) -> subprocess.Completed
 
 
 def test_what_is_here_missing_or_broken_is_told(tmp_path: Path) -> None:
-    """What is here, missing or unusable, each in its own words, with code 0; --json - is alone."""
+    """Each thing is here, missing or unusable, in its own words, with code 0; --json - is alone."""
     told = doctor({"PATH": str(tmp_path)}, "--json", "-")
     assert told.returncode == 0
     found = {one["name"]: one for one in json.loads(told.stdout)}

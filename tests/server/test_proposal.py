@@ -380,7 +380,7 @@ CREATE TRIGGER touched BEFORE UPDATE ON notes FOR EACH ROW EXECUTE FUNCTION exte
 
 @pytest.mark.parametrize("schema", [HOSTED, f"BEGIN;{HOSTED}COMMIT;"], ids=["", "in one"])
 def test_all_that_a_host_would_bring_is_told_at_once(lab_of: LabOf, schema: str) -> None:
-    """What a schema names and nobody made is told as stubs, with which it can be installed."""
+    """Objects that a schema names and nobody made are told as stubs, which let it be installed."""
     # Also where it is one transaction, which the first of them ends.
     with pytest.raises(QueueError, match=r'q.*sql:\d+: .*type "citext" does not') as refused:
         lab_of(queue_file(more=schema))

@@ -334,7 +334,7 @@ def test_connections_are_known_by_owner(bench: Bench) -> None:
 
 
 def test_a_client_or_a_backend_that_dies_while_held(holding: Bench) -> None:
-    """What it had not got through never reaches the server; a backend's end is told its client."""
+    """A message that was held never reaches the server; a backend's end is told its client."""
     raw, connection = sent(holding, protocol.query("INSERT INTO jobs VALUES (1)"))
     raw.close()
     holding.until(lambda: connection.closed)

@@ -284,7 +284,7 @@ def test_messages_are_answered_one_by_one(spawn: Spawn) -> None:
 
 
 def test_an_answer_counts_that_comes_after_its_question(spawn: Spawn) -> None:
-    """What it has said stands, and its end is told next; what was there before is no answer."""
+    """Its answer stands, and its end is told next; a line that was there before is no answer."""
     worker = spawn("input(); print('{}', flush=True); raise SystemExit(3)")
     assert worker.ask({"op": "claim"}) == {}
     eventually(lambda: not worker.alive, "a worker to end")

@@ -144,7 +144,7 @@ def test_a_statement_and_its_commit_are_steps_of_their_own(lab_of: LabOf) -> Non
 
 
 def test_a_story_knows_the_statements_and_their_parameters(lab_of: LabOf) -> None:
-    """What the library sends is read from the wire; its own BEGIN and COMMIT are statements."""
+    """The library's statements are read from the wire; its own BEGIN and COMMIT are some."""
     made = run(lab_of(), TWO_CLAIMS)
     step = next(beat.step for beat in made.trace if beat.event == "sql" and beat.actor == "w1")
     assert step is not None

@@ -10,7 +10,7 @@ from workshop.conformance import Failure, Row, _examine_all, _put, _state, exami
 
 
 def test_a_queue_that_cannot_be_judged_takes_no_other_with_it(tmp_path: Path) -> None:
-    """What is wrong with one is told beside the others, be it that it has killed its process."""
+    """A queue's error is told beside the others, also where it has killed its process."""
     (tmp_path / "peers").mkdir()
     (tmp_path / REMARKS).touch()
     for name in ("one", "two"):

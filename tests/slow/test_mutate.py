@@ -207,7 +207,7 @@ def test_a_mutant_is_killed_survives_or_is_equivalent(tmp_path: Path) -> None:
 
 
 def test_a_mutant_survives_only_what_was_asked_in_full(tmp_path: Path) -> None:
-    """What `--only` left out might have found it, and where nothing holds nothing could."""
+    """A guarantee that `--only` left out might have found it; where nothing holds nothing could."""
     mutants = only(written(tmp_path), SURVIVES)
     holds = Judgement("server-clock", "holds", "seen")
     (partly,) = judged(mutants, replace(CARD, guarantees=[holds])).values()

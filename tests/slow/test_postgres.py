@@ -313,7 +313,7 @@ class TestLocal:
         assert message == "this is PostgreSQL 13.0; queueproof needs 14.0 or newer."
 
     def test_full_disk_or_no_start(self, temporary: Path, refusal: Refusal) -> None:
-        """What a failing program wrote is quoted, with a remedy, and what it left is removed."""
+        """A failing program's words are quoted, with a remedy, and what it left is removed."""
         writes = 'd="${1#--pgdata=}"; mkdir "$d"; echo x >"$d/PG_VERSION"'
         says = "echo 'initdb: error: could not write: No space left on device' >&2; exit 1"
         message = refusal(stub(temporary, f"{writes}; {says}"))
@@ -351,7 +351,7 @@ class TestDsn:
             assert ask(conninfo, source) == "database"
 
     def test_durability_is_the_servers_own_and_a_standby_is_refused(self) -> None:
-        """Whether commits survive is what it says, and described so; a standby is refused."""
+        """Durability is as the server says, and described so; a standby is refused."""
         assert GOOD.durable
         assert GOOD.description == "fsync=on, synchronous_commit=on"
         hasty = GOOD._replace(synchronous_commit="off")

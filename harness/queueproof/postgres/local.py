@@ -193,7 +193,7 @@ def _refuse_unusual(parent: Path) -> None:
 
 
 def _fastest(temporary: Path) -> Path:
-    """Where a server that need not be durable starts fastest.
+    """The folder in which a server that need not be durable starts fastest.
 
     That is in memory: initdb writes a thousand files, 0.3 s there and 0.5 to 1.2 s on a disk.
     """
