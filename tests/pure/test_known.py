@@ -13,7 +13,7 @@ from queueproof.advice.search import Advice
 from queueproof.cli import run
 from queueproof.cli.judging import _tell_todos, _telling
 from queueproof.cli.known import fix_of, remember, token_of
-from queueproof.errors import Exit, QueueproofError
+from queueproof.errors import Exit, QueueproofError, Source
 from queueproof.guarantees.catalogue import CATALOGUE
 from queueproof.queues.sqlfile import load_text
 from queueproof.report.card import Break, Card, Judgement, Place
@@ -137,7 +137,8 @@ def test_the_line_of_a_break_is_the_one_to_change() -> None:
     """The summary names the line that its remedy names, and wraps without blanks at the ends."""
     more = (Break("b", "told", None, place=Place("q.sql", 9)),)
     one = Judgement("order", "broken", "a " * 60, "story", "T", more=more, place=Place("q.sql", 8))
-    advice = {"order": Advice("Add it. With this change at q.sql:7 it is gone.", adds=True, line=7)}
+    told = "Add it. With this change at q.sql:7 it is gone."
+    advice = {"order": Advice(told, adds=True, place=Source(Path("q.sql"), 7))}
     queue = load_text(SKIP_LOCKED, "q.sql")
     card = with_remedies(Card("q.sql", "p", 0, 1.0, [one]), queue, advice=advice)
     assert [found.place for found in card.guarantees[0].stories] == [Place("q.sql", 7)] * 2

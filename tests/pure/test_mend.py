@@ -17,9 +17,10 @@ from queueproof.advice.forms import FORMS as FORMS_OF_ONE
 from queueproof.advice.reading import Draft
 from queueproof.advice.remedies import cause_of, in_own_names, with_remedies
 from queueproof.advice.search import Goal, Outcome, as_diff, said, source
-from queueproof.errors import QueueproofError
+from queueproof.errors import QueueproofError, Source
 from queueproof.guarantees.catalogue import CATALOGUE
 from queueproof.postgres import Server
+from queueproof.queues.filetext import QueueText
 from queueproof.queues.model import Queue
 from queueproof.queues.sqlfile import SqlFileQueue, load, load_text
 from queueproof.report.card import Break, Card, Judgement
@@ -86,7 +87,7 @@ def remedies(queue: SqlFileQueue, *found: Judgement) -> list[str | None]:
 
 def own_names(queue: SqlFileQueue) -> dict[str, str]:
     """The remedy of each guarantee, in the names of a queue."""
-    draft = Draft(source(queue), queue.name)
+    draft = Draft(source(queue).text, queue.name)
     return {name: in_own_names(one.safe, draft) for name, one in CATALOGUE.items()}
 
 
@@ -127,7 +128,7 @@ def test_every_form_says_what_it_may_mend() -> None:
 
 
 def test_a_change_touches_nothing_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each line that is not the change's own is kept; `git apply` makes the mended file of it."""
+    """Each line that is not the change's own is kept; `git apply` makes the mended files of it."""
     queue = draft("fencing_id_only")
     lines = queue.text.splitlines()
     for fix in offered("fencing_id_only").values():
@@ -142,15 +143,27 @@ def test_a_change_touches_nothing_else(tmp_path: Path, monkeypatch: pytest.Monke
     mended = offered("fencing_id_only")[FORMS["fencing_id_only"]].text
     for before in (text, text.rstrip("\n")):
         path.write_text(before, encoding="utf-8")
-        finished("git", "apply", input=as_diff(before, mended, str(path)), check=True)
+        diff = as_diff(QueueText(before, path), mended, {path: before})
+        finished("git", "apply", input=diff, check=True)
         assert path.read_text(encoding="utf-8") == mended
+    (tmp_path / "base.sql").write_text(text, encoding="utf-8")
+    own = f"-- name: schema#\n{text.partition('-- name: schema#')[2].partition('-- name:')[0]}"
+    path.write_text(f'-- /// queue\n-- extends = "base.sql"\n-- ///\n\n{own}', encoding="utf-8")
+    file = load(path).file
+    after = file.text.replace("  AND locked_by = :worker", "  AND locked_by = :worker\n  AND true")
+    after = after.replace("payload      jsonb", "payload      json ")
+    texts = {one: one.read_text(encoding="utf-8") for one in file.paths}
+    diff = as_diff(file, after, texts)
+    assert {"+++ b/base.sql", "+++ b/queue.sql"} < set(diff.splitlines())
+    finished("git", "apply", input=diff, check=True)
+    assert load(path).whole == after
 
 
 def test_only_an_sql_file_can_be_mended() -> None:
     """Of a class there is no SQL file to change."""
     with pytest.raises(QueueproofError, match=":Queue is none"):
         source(Queue())
-    assert source(load(REFERENCE)) == SKIP_LOCKED
+    assert source(load(REFERENCE)).text == SKIP_LOCKED
 
 
 LEASED = {"header": 'lease = "30 seconds"', "complete": "", "jobs": ""}
@@ -266,14 +279,15 @@ def test_an_operation_asks_what_others_ask(claimed: str, asked: str) -> None:
 
 def test_where_a_change_goes_is_told() -> None:
     """With the line before it, where one stands twice; also behind the last line, as a COMMIT."""
+    place = Source(Path("q.sql"), 1)
     before = "a\n  AND due\nb\n AND due\nc\n"
     told = said(
-        before, Fix("x", "claim", "a\n  AND due\nb\n AND due\n AND s\nc\n", 1, last=False), ""
+        before, Fix("x", "claim", "a\n  AND due\nb\n AND due\n AND s\nc\n", 1, last=False), place
     )
     assert with_code(told)[1].splitlines() == ["  b", "   AND due", "+  AND s"]
     before = "-- name: fail(id)\nUPDATE jobs SET x = 1 WHERE id = :id;"
     after = before.replace("\nUPDATE", "\nBEGIN;\nUPDATE") + "\nCOMMIT;\n"
-    told = said(before, Fix("fail: BEGIN and COMMIT", "fail", after, 2, last=False), "q.sql")
+    told = said(before, Fix("fail: BEGIN and COMMIT", "fail", after, 2, last=False), place)
     assert told.startswith("fail: BEGIN and COMMIT (q.sql:1).\n\n")
     assert "This change was tried: the break is gone." in told
     begun, ended = before.splitlines()

@@ -14,7 +14,7 @@ from sqlglot import exp
 from queueproof.advice.maker import Jobs
 from queueproof.advice.reading import Draft
 from queueproof.advice.search import Advice, source
-from queueproof.errors import Aside, QueueproofError
+from queueproof.errors import Aside, QueueproofError, Source
 from queueproof.queues.model import Queue
 from queueproof.report.card import Card, Judgement, Place
 from queueproof.report.story import Told
@@ -44,16 +44,16 @@ def with_remedies(
         if told and advice and one.id in advice:
             own = advice[one.id]
             told = own.text if own.adds else f"{own.text} In general: {told}"
-            one = _placed(one, own.line)  # noqa: PLW2901 - the same, at the line that it names
+            one = _placed(one, own.place)  # noqa: PLW2901 - the same, at the line that it names
         judgements.append(replace(one, remedy=told))
     return replace(card, guarantees=judgements)
 
 
-def _placed(judgement: Judgement, line: int) -> Judgement:
+def _placed(judgement: Judgement, source: Source) -> Judgement:
     """A judgement whose stories stand at the line to change, which its remedy names."""
 
     def there(place: Place | None) -> Place | None:
-        return replace(place, line=line) if place and line else place
+        return Place(str(source.path), source.line) if place else None
 
     more = [replace(one, place=there(one.place)) for one in judgement.more]
     return replace(judgement, place=there(judgement.place), more=more)
@@ -71,7 +71,7 @@ def remedy_of(guarantee: str, told: Told | None, story: str, queue: Queue) -> st
     """The way to keep a guarantee, in a queue's own names, as far as its SQL and the story tell."""
     general = remedy(guarantee, told, queue.offers)
     try:
-        draft = Draft(source(queue), queue.name)
+        draft = Draft(source(queue).text, queue.name)
     except (OSError, QueueproofError):
         return general
     text = in_own_names(general, draft)

@@ -12,18 +12,19 @@ import heapq
 import os
 import re
 from collections import Counter
-from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
 from difflib import SequenceMatcher, unified_diff
 from functools import partial
+from io import StringIO
 from itertools import count, islice
 from pathlib import Path
 from typing import NamedTuple
 
 from queueproof.advice.catalogue import Fix, changed, fixes
 from queueproof.advice.reading import Draft
-from queueproof.errors import QueueError, QueueproofError
+from queueproof.errors import QueueError, QueueproofError, Source
 from queueproof.examine.calibrate import calibrate
 from queueproof.examine.check import check_queue, first_flaw
 from queueproof.examine.processes import MOST as PROCESSES
@@ -34,6 +35,7 @@ from queueproof.guarantees.catalogue import CATALOGUE, select
 from queueproof.judge.checker import declare
 from queueproof.postgres import Server, open_server
 from queueproof.probes.probes import PROBES
+from queueproof.queues.filetext import QueueText, read
 from queueproof.queues.model import Queue
 from queueproof.queues.offer import Offer
 from queueproof.queues.sqlfile import SqlFileQueue, load, load_text
@@ -166,9 +168,10 @@ def mend(
     Raises:
         QueueproofError: It is no SQL file, or has changed since.
     """
-    text = source(queue)
+    file = source(queue)
+    texts = {path: read(path) for path in file.paths}  # as they are now: somebody may edit them
     with open_server(postgres, trust=trust) as server:
-        yield from _Search(text, queue.name, card, server, profile, jobs, progress).mended()
+        yield from _Search(file, texts, card, server, profile, jobs, progress).mended()
 
 
 class Advice(NamedTuple):
@@ -178,7 +181,7 @@ class Advice(NamedTuple):
     # Whether the file only asks or sets more with it. What takes something away may have been there
     # for another reason, so that the general way to keep a guarantee is told too.
     adds: bool
-    line: int = 0  # the first one that changes, from 1; 0 where the file does not have it itself
+    place: Source  # the first one that changes
 
 
 def advise(
@@ -188,7 +191,8 @@ def advise(
     broken = [one for one in card.guarantees if one.verdict == "broken"]
     if not (broken and isinstance(queue, SqlFileQueue)):
         return {}
-    text, budget = source(queue), iter(range(OF_ALL))
+    file, budget = source(queue), iter(range(OF_ALL))
+    text = file.text
     found: dict[str, Advice] = {}
     used: dict[str, Fix] = {}
     for one in sorted((one for one in broken if one.id not in DEAR), key=_first):
@@ -199,10 +203,8 @@ def advise(
         kept = _Asking(text, queue.name, one.id, goal, ask, budget).fix(used.values())
         if kept is not None:
             used[kept.text] = kept
-            # What extends another file has no lines of its own there.
-            name = Path(queue.name).name if queue.own == text else ""
-            line = first_line(text, kept.text) if name else 0
-            found[one.id] = Advice(said(text, kept, name), adds=not kept.last, line=line)
+            place = file.source_of(_first_row(text, kept.text))
+            found[one.id] = Advice(said(text, kept, place), not kept.last, place)
     return found
 
 
@@ -300,27 +302,30 @@ def _replaced(text: str, fix: Fix) -> int:
     return len(text.split()) - sum(block.size for block in same.get_matching_blocks())
 
 
-def first_line(before: str, after: str) -> int:
-    """The first line, from 1, that a text changes or adds lines behind; 0: it is the same."""
-    return next((at + (upto > at) for at, upto, _, _ in _differing(before, after)), 0)
+def _first_row(before: str, after: str) -> int:
+    """The first line, from 0, that a text changes or adds lines behind."""
+    rows = (_row(*lines) for *lines, _, _ in _differing(before.split("\n"), after.split("\n")))
+    return next(rows, 0)
 
 
-def _differing(before: str, after: str) -> Iterator[tuple[int, int, int, int]]:
+def _row(at: int, upto: int) -> int:
+    """The first of some lines that are changed; where lines are added, the one before them."""
+    return at if upto > at or not at else at - 1
+
+
+def _differing(old: list[str], new: list[str]) -> Iterator[tuple[int, int, int, int]]:
     """The lines from and up to which two texts differ: those of one, and of the other."""
-    same = SequenceMatcher(None, before.splitlines(), after.splitlines())
+    same = SequenceMatcher(None, old, new)
     for tag, at, upto, begin, end in same.get_opcodes():
         if tag != "equal":
             yield at, upto, begin, end
 
 
-def said(before: str, fix: Fix, name: str) -> str:
-    """A form in words, and the lines to take out and to write where they are few.
-
-    The file's name is empty where the text is not all in it: `what` names the block.
-    """
+def said(before: str, fix: Fix, place: Source) -> str:
+    """A form in words, and the lines to take out and to write where they are few."""
     old, new = before.splitlines(), fix.text.splitlines()
     lines: list[str] = []
-    for at, upto, begin, end in _differing(before, fix.text):
+    for at, upto, begin, end in _differing(old, new):
         # The space keeps `-` and an SQL comment apart from the `---` of a diff's header.
         if upto == at and at:
             # A line that stands in the text twice does not tell where it is.
@@ -329,11 +334,10 @@ def said(before: str, fix: Fix, name: str) -> str:
         lines += [f"- {line}" for line in old[at:upto]] + [f"+ {line}" for line in new[begin:end]]
     few = len(lines) <= SHORT
     shown = "\n".join([".", "", "```diff", *lines, "```", "", ""]) if few else ". "
-    place = f" ({name}:{first_line(before, fix.text)})" if name else ""
     asked = fix.what.split(". ")
     for pattern, told in _TO_DO.items():
         asked = [re.sub(pattern, told, one) for one in asked]
-    return f"{'. '.join(asked)}{place}{shown}{TRIED}"
+    return f"{'. '.join(asked)} ({place.path.name}:{place.line}){shown}{TRIED}"
 
 
 def ranked(draft: Draft, guarantee: str, blocks: Collection[str]) -> list[tuple[Fix, bool]]:
@@ -359,19 +363,19 @@ def ranked(draft: Draft, guarantee: str, blocks: Collection[str]) -> list[tuple[
     return [(fix, speaks(fix)) for fix in sorted(found, key=lambda fix: order[fix.text])]
 
 
-def source(queue: Queue) -> str:
+def source(queue: Queue) -> QueueText:
     """The text of a queue's file; a QueueproofError where it has none, or has changed since."""
     if not isinstance(queue, SqlFileQueue):
         raise QueueproofError(f"mend takes a queue file (.sql): {queue.name} is none")
     if load(queue.name).digest != queue.digest:
         raise QueueproofError(f"{queue.name} has changed since it was read; check it again")
-    return queue.whole
+    return queue.file
 
 
 @dataclass
 class _Search:
-    original: str
-    path: str
+    file: QueueText
+    texts: Mapping[Path, str]
     card: Card
     server: Server
     profile: str
@@ -398,7 +402,7 @@ class _Search:
         for judgement in sorted(broken, key=_first):
             self._stories[judgement.id] = [s.replay for s in judgement.stories if s.replay]
         for _ in range(AGAIN):
-            self._text, self._done, self._what, self._left = self.original, [], (), {}
+            self._text, self._done, self._what, self._left = self.file.text, [], (), {}
             # They are ended before a check has some of its own.
             with processes(self.server, min(2 * self.jobs, PROCESSES)) as self._pool:
                 yield from self._one_by_one()
@@ -413,12 +417,12 @@ class _Search:
             why = f"what mends it breaks {told} in a whole check"
             self._spoilt |= dict.fromkeys(self._done, why)
             yield None
-        self._text, self._done, self._what = self.original, [], ()
+        self._text, self._done, self._what = self.file.text, [], ()
         yield self._mended(self._left | self._spoilt)
 
     def _mended(self, left: dict[str, str], card: Card | None = None) -> Mended:
-        diff = as_diff(self.original, self._text, self.path)
-        lines = changed(self.original, self._text)
+        diff = as_diff(self.file, self._text, self.texts)
+        lines = changed(self.file.text, self._text)
         return Mended(diff, self._what, lines, tuple(self._done), left, self.tried, card)
 
     def _one_by_one(self) -> Generator[Mended]:
@@ -473,7 +477,7 @@ class _Search:
                     branches += 1
                     blocks = outcome.blocks or variant.blocks
                     then = Variant(fix.text, what, outcome.flaw, blocks, outcome.stories)
-                    size = changed(self.original, fix.text)
+                    size = changed(self.file.text, fix.text)
                     heapq.heappush(frontier, (depth + 1, size, next(serial), then))
 
     def _asked(
@@ -485,7 +489,7 @@ class _Search:
         budget: int,
     ) -> Iterator[tuple[Fix, Outcome]]:
         """Each safe form for a variant, and what came of it; stories are asked first."""
-        draft = Draft(variant.text, self.path)
+        draft = Draft(variant.text, self.file.path)
         fits = [fix for fix, _ in ranked(draft, variant.target, variant.blocks)]
         new = [fix for fix in fits if fix.text not in seen]
         seen.update(fix.text for fix in new)
@@ -530,7 +534,7 @@ class _Search:
     ) -> list[Outcome]:
         new = [text for text in texts if (text, goal) not in self._known]
         asked = goal._replace(stories=(*goal.stories, *known))
-        judge = partial(_judged, path=self.path, goal=asked, seed=self.card.seed)
+        judge = partial(_judged, path=str(self.file.path), goal=asked, seed=self.card.seed)
         for text, outcome in zip(new, self._pool.map(judge, new), strict=True):
             self._known[text, goal] = outcome
             each()
@@ -539,7 +543,7 @@ class _Search:
     def _checked(self, text: str, name: str | None = None) -> Card:
         """A text checked by everything, or by one guarantee."""
         doing = "all checks on the mended queue: "
-        with open_lab(load_text(text, self.path), self.server) as lab:
+        with open_lab(load_text(text, self.file.path), self.server) as lab:
             return check_queue(
                 lab,
                 select(name and [name]),
@@ -560,7 +564,7 @@ class _Search:
             else:
                 fails = one.verdict == "broken" != was
             # What was not asked before may have been broken all along.
-            if fails and (was or self._checked(self.original, one.id).verdict != "broken"):
+            if fails and (was or self._checked(self.file.text, one.id).verdict != "broken"):
                 lost.append(one)
                 self._lost_since.extend(s.replay for s in one.stories if s.replay)
         return [one.id for one in lost]
@@ -663,12 +667,32 @@ def _acting(failure: Failure) -> frozenset[str]:
 # --- the diff -----------------------------------------------------------------------------------
 
 
-def as_diff(before: str, after: str, path: str) -> str:
-    """A unified diff that `git apply` and `patch -p1` take where the file's path leads to it."""
-    name = os.path.relpath(path)
-    found = unified_diff(
-        before.splitlines(keepends=True), after.splitlines(keepends=True), f"a/{name}", f"b/{name}"
-    )
+def as_diff(before: QueueText, after: str, texts: Mapping[Path, str]) -> str:
+    """A unified diff of the files that the changed lines stand in.
+
+    `git apply` and `patch -p1` take it where the files' paths lead to them.
+
+    Args:
+        texts: Those of the files that a queue's text has been put together from.
+    """
+    changes: dict[Path, list[tuple[int, int, list[str]]]] = {}
+    new = after.split("\n")
+    for at, upto, begin, end in _differing(before.text.split("\n"), new):
+        first = before.source_of(_row(at, upto))
+        row = first.line - (upto > at or not at)
+        changes.setdefault(first.path, []).append((row, row + upto - at, new[begin:end]))
     return "".join(
-        line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n" for line in found
+        line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n"
+        for path, lines in changes.items()
+        for line in _diff_of(path, texts[path], lines)
     )
+
+
+def _diff_of(path: Path, text: str, changes: Iterable[tuple[int, int, list[str]]]) -> Iterator[str]:
+    """A file's diff; its last change is made first, so that the numbers of lines stay right."""
+    lines = text.split("\n")
+    for at, upto, written in sorted(changes, reverse=True):
+        lines[at:upto] = written
+    old, new = (StringIO(one).readlines() for one in (text, "\n".join(lines)))
+    name = os.path.relpath(path)
+    return unified_diff(old, new, f"a/{name}", f"b/{name}")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Callable, Mapping
 from contextlib import closing
 from functools import partial
@@ -103,11 +102,8 @@ def _mend(asked: CheckOptions, target: Queue, out: Output, card: Card) -> tuple[
         return card, ""
     from queueproof.advice.search import mend
     from queueproof.machine import processors
-    from queueproof.queues.sqlfile import SqlFileQueue
     from queueproof.report.terminal import print_mended
 
-    extends = isinstance(target, SqlFileQueue) and target.own != target.whole
-    shown = shlex.join(["queueproof", "show", target.name]) if extends else ""
     broken = [one.id for one in card.guarantees if one.verdict == "broken"]
     out.prose(
         f"Looking for a fix for {', '.join(broken)}. This may take minutes for each; Ctrl-C prints"
@@ -137,11 +133,11 @@ def _mend(asked: CheckOptions, target: Queue, out: Output, card: Card) -> tuple[
                 known = so_far
     except KeyboardInterrupt as stopped:
         if known is not None:
-            print_mended(out, known, asked.profile, card, shown)
+            print_mended(out, known, asked.profile, card)
         stopped.args = (f"{str(stopped) or 'interrupted'} at: {doing}",)
         raise
     assert known is not None  # what came of it all
-    print_mended(out, known, asked.profile, card, shown)
+    print_mended(out, known, asked.profile, card)
     if not known.diff:
         return card, "No change was found that mends it."
     rest = f", but not {', '.join(known.left)}" if known.left else ""

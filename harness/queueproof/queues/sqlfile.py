@@ -157,8 +157,8 @@ class SqlFileQueue(Queue):
         self.joins_transactions = _JOINING.issuperset(first)
         self.written = everything
         self.name = name
-        self.whole = file.text  # with what it extends in its place
-        self._file = file
+        self.file = file  # with what it extends in its place
+        self.whole = file.text
 
     @cached_property
     def offers(self) -> frozenset[str]:
@@ -175,7 +175,7 @@ class SqlFileQueue(Queue):
 
     def _source_in(self, table: str, key: str) -> Source:
         """The line of the header that has a key of a table."""
-        return self._file.source(header_lines(self._file).offset(key, table))
+        return self.file.source(header_lines(self.file).offset(key, table))
 
     def with_breaks(self, reasons: Mapping[str, str]) -> str:
         """The file with further breaks in its header, and nothing else changed."""

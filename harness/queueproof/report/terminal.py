@@ -262,12 +262,11 @@ def print_mutants(out: Output, card: Card) -> None:
     out.say()
 
 
-def print_mended(out: Output, mended: Mended, profile: str, broken: Card, shown: str = "") -> None:
+def print_mended(out: Output, mended: Mended, profile: str, broken: Card) -> None:
     """Print the change that mends a queue with what it was verified by, and what is left.
 
     Args:
         broken: The card of the queue as it is.
-        shown: The command that prints what the diff is of, where no file has it whole.
     """
     if mended.diff:
         lines = counted(mended.lines, "lines")
@@ -281,8 +280,7 @@ def print_mended(out: Output, mended: Mended, profile: str, broken: Card, shown:
         out.say(mended.diff)
         for sentence in _verified(mended, profile):
             out.prose(sentence)
-        use = f"of what `{shown}` prints" if shown else "for `git apply` or `patch -p1`"
-        out.say(f"The diff is {use}.")
+        out.say("The diff is for `git apply` or `patch -p1`.")
     safe = {one.id: one.remedy for one in broken.guarantees}
     for name, reason in mended.left.items():
         out.prose(Text(f"Not mended: {name}: {reason}", style="bold"))
