@@ -7,6 +7,7 @@ from functools import cache
 import pytest
 
 from queueproof.examine.profiles import PROFILES
+from queueproof.guarantees.surroundings import FAULTY
 from queueproof.judge.checker import declare
 from queueproof.judge.spec import Phase
 from queueproof.queues.offer import Offer
@@ -22,6 +23,22 @@ from tests.fix_places import ROOT, SKIP_LOCKED, STRATEGIES, reference
 
 FIRST, ALL = PROFILES["quick"].meetings, 400
 PAUSE = 3600.0  # seconds; what settles is shorter, and a wait longer
+
+
+def test_somebody_dies_more_often_between_statements() -> None:
+    """And in a promotion after a failure, too: what is new may need none."""
+    offer = offered("sound/promotes_one_by_one.sql")
+
+    def dies(offer: Offer, kind: str) -> list[Program]:
+        first = Suite(offer).first("lose", PROFILES["quick"].situations // FAULTY)
+        return [one for one in first if races(one)[0][1] == [kind]]
+
+    several = replace(offer, several=frozenset({"promote"}))
+    assert len(dies(several, "promote")) > len(dies(offer, "promote"))
+    failed = {"fail" in {do.kind for do in acts(one)} for one in dies(offer, "promote")}
+    assert failed == {True, False}
+
+
 LEADER = "sound/leader_promotes.sql"
 
 

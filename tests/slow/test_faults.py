@@ -261,6 +261,8 @@ def test_a_story_tells_whose_answer_was_lost(lab_of: LabOf) -> None:
     told = " ".join((judgement.story or "").split())
     assert "cuts w2 off from its next answer" in told
     assert "w2: recover [b] => no answer: its connection is cut 5 w2: crashes" in told
+    assert judgement.place
+    assert "-- name: recover" in TWO_STEP.splitlines()[judgement.place.line - 2]
 
 
 def test_without_faults_a_program_is_its_plain_counterpart() -> None:

@@ -188,13 +188,17 @@ def _told(findings: Findings, name: str, found: Found, reason: str, **data: obje
 def _place(findings: Findings, found: Found) -> Place | None:
     """The place of the last statement of a story's workers; a probe measures a whole block.
 
-    The drainer shows what has become of the jobs, unless it is refused itself.
+    The drainer shows what has become of the jobs, unless it is refused itself; and what the end of
+    a run shows began where somebody died in the midst of an operation.
     """
     if isinstance(found, Failure):
-        last = found.run.history.calls[found.violation.call]
+        calls = found.run.history.calls
+        last = calls[found.violation.call]
         told = [b for b in found.run.trace if 0 <= b.call <= last.index]
         if last.answer != "rejected":
             told = [b for b in told if b.actor != DRAINER]
+        unheard = [b for b in told if b.step and calls[b.call].answer in {"pending", "unknown"}]
+        told = unheard if unheard and not found.cause else told
         sent = [b.step for b in told if b.step is not None]
         source = next((step.source for step in reversed(sent) if step.source), None)
     else:

@@ -574,8 +574,9 @@ class Space:
                 looks = self._looks(deed)[: 1 + FAULTS[fault].of_server]
                 for nth, look in enumerate(looks):
                     make = partial(self._program, at, stage, look, before)
-                    kind = (*stands, deed.do.kind, nth)
-                    yield Known((deed.do.kind, nth), kind, make, self._length(at))
+                    # A promotion puts what is new in line, or what has waited after a failure.
+                    what = (deed.do.kind, nth, at.over)
+                    yield Known(what, (*stands, *what), make, self._length(at))
 
     def _precedent(self, deed: Deed) -> tuple[Script, ...]:
         """Another job that has ended so before: it shows what becomes of such jobs."""

@@ -84,7 +84,7 @@ class Suite(Pieces):
             found = _FOUND[what]
             every = (one for space in self._spaces for one in found(space))
             with _no_collection():
-                several = self.offer.several if what == MEETINGS else frozenset()
+                several = self.offer.several if what != ALONE else frozenset()
                 self._ordered[what] = ordered(every, self._seed, several)
         return self._ordered[what]
 
