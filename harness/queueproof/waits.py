@@ -50,6 +50,7 @@ IMAGE = 120.0  # a container becomes a server, once its image is here
 TOOL = 10.0  # a tool of PostgreSQL's says its version
 START = 300.0  # the watchdog starts a server: see there
 READER = 10.0  # somebody reads what is written to a pipe or a device, or writes what is read there
+LOGGED = 2.0  # a server that we started notes in its log why one of its processes has ended
 CLEAN = 120.0  # the watchdog has removed everything
 
 SLICE = 0.25  # between two looks at whether to go on waiting

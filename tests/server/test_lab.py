@@ -1,6 +1,8 @@
 """The clock that the harness moves, the reset to the beginning, and the gates inside statements."""
 
 import gc
+import os
+import signal
 import time
 import warnings
 from collections.abc import Callable, Iterator
@@ -504,6 +506,21 @@ def test_opening_a_gate_passes_exactly_one(lab_of: LabOf, gate: Gate, gates: int
         assert not session.said
     assert passed == gates
     assert session.result().affected == 1
+
+
+def test_a_crash_of_postgresql_itself_is_told() -> None:
+    """With its signal and the statement, and not as what somebody has done to a connection."""
+    told = r"crashed \(signal 11: Segmentation fault; .*was running: SELECT 4711\), so there is no"
+    refused = pytest.raises(ServerUnavailableError, match=told)
+    with (
+        open_server("embedded") as server,
+        refused,
+        open_lab(load_text(CLOCK, "clock.sql"), server) as lab,
+    ):
+        session = lab.session("w1")
+        session.run("SELECT 4711")
+        os.kill(session.pid, signal.SIGSEGV)
+        session.run("SELECT 4712")
 
 
 @pytest.mark.parametrize(

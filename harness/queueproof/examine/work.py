@@ -29,9 +29,10 @@ from queueproof.probes.probe import Tell, untold
 from queueproof.probes.probes import PROBES, Seen
 from queueproof.queues.offer import Offer
 from queueproof.run.lab import Lab
-from queueproof.run.open import CONNECTIONS, twin_of
+from queueproof.run.open import CONNECTIONS, refuse_crashed, twin_of
 from queueproof.run.record import Run
 from queueproof.run.runner import Runner
+from queueproof.run.session import ConnectionLostError
 from queueproof.schedule.conditions import PLAIN, Conditions
 from queueproof.schedule.programs import Program, Schedule
 from queueproof.search.explore import explore
@@ -460,7 +461,11 @@ def done_here(given: bytes, unit: Unit) -> Done:
     Args:
         given: What the queue brings, and the seed of the schedules, as pickle has them.
     """
-    return _work(given).done(unit)
+    try:
+        return _work(given).done(unit)
+    except ConnectionLostError:
+        refuse_crashed(lab_here().server)
+        raise
 
 
 @lru_cache(maxsize=1)

@@ -31,6 +31,8 @@ _NOBODY = re.compile(
 )  # libpq's words
 
 
+# Which follow one another in a log: the signal by which a process ended, and what it was at.
+_CRASH = re.compile(r"was terminated by (signal .*)\n(?:.*DETAIL:  (.*(?:\n\t.*)*))?")
 _SEGMENT = 16 * 2**20  # bytes of one of its write-ahead log (wal_segment_size)
 _TIMERS = "^(idle_session|idle_in_transaction_session|transaction|statement|lock)_timeout$"
 _POWERFUL = """EXISTS (
@@ -277,6 +279,20 @@ class Server:
         with suppress(OSError):  # somebody has removed the folder, say
             return self.home is not None and shutil.disk_usage(self.home).free < _SEGMENT
         return False
+
+    @property
+    def crash(self) -> str:
+        """The last line on a crash of one of its processes, as its log has it soon; or nothing."""
+
+        def told() -> list[tuple[str, str]]:
+            log = (self.home / "log").read_text(errors="replace") if self.home else ""
+            return _CRASH.findall(log)
+
+        with suppress(OSError, waits.LimitError):
+            waits.until(lambda: bool(told()), waits.LOGGED, "a line on a crash")
+            signal, statement = told()[-1]
+            return f"{signal}; {' '.join(statement.split())}"
+        return ""
 
     def lacks(self, conninfo: str) -> bool:
         """True if it answers, and no longer has such a database."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from textwrap import shorten
 
 import psycopg
 
@@ -18,6 +19,7 @@ from queueproof.run.tables import HINDERED
 from queueproof.run.workers import ClientLab
 
 CONNECTIONS = 20  # that an installed queue may come to have at once
+_CRASH = 300  # characters of what is told of it
 _ENDED = "57P01"  # admin_shutdown, or pg_terminate_backend
 _ALIVE = 2  # seconds for a server to show that it runs
 _FULL = re.compile(  # libpq's words
@@ -98,12 +100,23 @@ def _held_responsible(server: Server, conninfo: str) -> Iterator[None]:
             raise ServerUnavailableError(
                 "somebody has dropped the database of this run while it ran, so there is no verdict"
             ) from None
+        if lost:
+            refuse_crashed(server)
         if lost and began is not None and began == _start_of(conninfo):
             raise QueueError(
                 f"a connection was ended while the server went on: {told}. If it was the queue's"
                 " SQL (pg_terminate_backend): with its connection a worker loses what it is at"
             ) from None
         raise
+
+
+def refuse_crashed(server: Server) -> None:
+    """Say of a server whose connections are lost that it has crashed, where its log has that."""
+    if crash := server.crash:
+        raise ServerUnavailableError(
+            f"PostgreSQL itself has crashed ({shorten(crash, _CRASH)}), so there is no verdict. No"
+            " statement may crash it: try another version (--postgres), and report it to PostgreSQL"
+        ) from None
 
 
 def _start_of(conninfo: str) -> object:
