@@ -236,8 +236,7 @@ def _comes(lab: Lab, pass_time: Callable[[], object], looks: int) -> bool:
 
 def _various(lab: Lab) -> tuple[JobSpec, ...]:
     """Jobs that differ in everything by which a list of jobs may leave some out."""
-    routes = "queue" in lab.queue.takes("enqueue") & lab.queue.takes("claim")
-    queue = "other" if routes else "default"
+    queue = "other" if lab.queue.routes else "default"
     return (JobSpec(), JobSpec(priority=1), JobSpec(delay=DELAY), JobSpec(queue=queue))
 
 

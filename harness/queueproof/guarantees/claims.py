@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from queueproof.guarantees.guarantee import Guarantee
-from queueproof.queues.offer import Offer
 from queueproof.schedule.moments import DAY, HOUR
 from queueproof.schedule.programs import (
     REWRITE,
@@ -18,35 +17,11 @@ from queueproof.schedule.programs import (
     until,
     whole,
 )
-from queueproof.space.pieces import (
-    ALIGNED,
-    MOST_ATTEMPTS,
-    NEW,
-    RANKS,
-    SETTLE,
-    THREE,
-    TWO,
-    Pieces,
-)
+from queueproof.space.pieces import ALIGNED, MOST_ATTEMPTS, NEW, RANKS, SETTLE, THREE, TWO, Pieces
 
 NAMES = 64  # of full queues, and of empty ones: of 1,024 hashes two are one
 # Seconds: just a minute, an hour and a day, of which a part is 0; fractions; more than a month.
 DELAYS = (0.9, 60.0, 3600.0, 86_400.0, 61.47, 2 * DAY + HOUR, 40 * DAY)
-
-
-def _ordered(offer: Offer) -> str | None:
-    return "no order is declared" if offer.queue.order == "none" else None
-
-
-def _routed(offer: Offer) -> str | None:
-    takes = offer.queue.takes
-    if "queue" in takes("enqueue") and "queue" in takes("claim"):
-        return None
-    return "needs an enqueue and a claim that take a queue name"
-
-
-def _capped(offer: Offer) -> str | None:
-    return "no concurrency_limit is declared" if offer.queue.concurrency_limit is None else None
 
 
 def _order(pieces: Pieces) -> Iterator[Program]:
@@ -82,10 +57,11 @@ def _concurrency_limit(pieces: Pieces) -> Iterator[Program]:
 
     Derived programs find a wrong count, but not one that is old under REPEATABLE READ alone.
     """
-    cap = pieces.offer.queue.concurrency_limit or 1
-    ranks = "priority" in pieces.offer.queue.takes("enqueue")
+    queue = pieces.offer.queue
+    cap = queue.concurrency_limit or 1
     # Two who want the same row collide, whatever they counted.
-    others = [JobSpec(priority=5)] * ranks + [JobSpec(queue="other")] * pieces.routes()
+    others = [JobSpec(priority=5)] * ("priority" in queue.takes("enqueue"))
+    others += [JobSpec(queue="other")] * queue.routes
     full = in_turn(script("w1", *[claim()] * (cap - 1 if not pieces.offer.held else 0)))
     for other in others if cap <= MOST_ATTEMPTS else ():
         takes = script("w3", whole(Do("enqueue")), whole(claim(queue=other.queue)))
@@ -151,7 +127,7 @@ GUARANTEES = (
             "LIMIT and the lock, and an index in that order; no CACHE on the sequence of ids."
         ),
         asks="an order other than none in the header",
-        needs=_ordered,
+        needs=lambda offer: "no order is declared" if offer.queue.order == "none" else None,
         programs=_order,
         lacking="pairs of jobs compared",
         probe="behind ordinary",
@@ -192,7 +168,9 @@ GUARANTEES = (
         ),
         example="routing_inverted_filter",
         asks="queue as a parameter of both enqueue and claim",
-        needs=_routed,
+        needs=lambda offer: (
+            None if offer.queue.routes else "needs an enqueue and a claim that take a queue name"
+        ),
         programs=_routing,
         acknowledged=True,
         lacking="claims beside another queue's jobs",
@@ -215,10 +193,11 @@ GUARANTEES = (
         ),
         example="concurrency_limit_count_then_claim",
         asks="concurrency_limit in the header",
-        needs=_capped,
+        needs=lambda offer: (
+            "no concurrency_limit is declared" if offer.queue.concurrency_limit is None else None
+        ),
         programs=_concurrency_limit,
         acknowledged=True,
         lacking="claims that reached the cap",
     ),
 )
-"""In the order of the scenarios."""

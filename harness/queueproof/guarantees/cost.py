@@ -60,4 +60,3 @@ GUARANTEES = (
         probe="growth under a snapshot",
     ),
 )
-"""In the order of the scenarios."""

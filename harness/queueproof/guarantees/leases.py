@@ -46,7 +46,7 @@ def _stale_recovery(pieces: Pieces) -> Iterator[Program]:
         return
     for page in sorted({n for n in pieces.constants.numbers if 1 < n <= PAGE} | {SPENT}):
         full = [claim(page)] if pieces.takes_limit else [claim()] * page
-        jobs = [heartbeat(n) for n in range(1 if pieces.by_worker else page)]
+        jobs = [heartbeat(n) for n in range(1 if pieces.offer.queue.beats_by_worker else page)]
         dies = script("w2", claim(), crash())
         lives = in_turn(SETTLE, script("w1", *full), dies, pieces.within())
         ends = in_turn(script("w1", *jobs), pieces.within(), script("w1", crash()))
@@ -169,4 +169,3 @@ GUARANTEES = (
         shows_late=True,
     ),
 )
-"""In the order of the scenarios."""

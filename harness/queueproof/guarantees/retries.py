@@ -8,25 +8,8 @@ from queueproof.guarantees.guarantee import Guarantee, finishing, followed
 from queueproof.judge.checker import declare
 from queueproof.queues.offer import Offer
 from queueproof.schedule.moments import past
-from queueproof.schedule.programs import (
-    Do,
-    JobSpec,
-    Program,
-    advance,
-    claim,
-    in_turn,
-    script,
-)
-from queueproof.space.pieces import (
-    CLEAN,
-    DELAY,
-    NEW,
-    ONE,
-    SAME,
-    SETTLE,
-    TWO,
-    Pieces,
-)
+from queueproof.schedule.programs import Do, JobSpec, Program, advance, claim, in_turn, script
+from queueproof.space.pieces import CLEAN, DELAY, NEW, ONE, SAME, SETTLE, TWO, Pieces
 from queueproof.space.situations import spent
 
 
@@ -56,15 +39,6 @@ def _retry_bound(pieces: Pieces) -> Iterator[Program]:
 
 
 def _no_lost_job(pieces: Pieces) -> Iterator[Program]:
-    yield from _arrivals(pieces)
-    if pieces.alike:
-        # A job ends, or is tried again, where another one like it has come in meanwhile.
-        for ender in (do for do in pieces.enders() if do.kind != "heartbeat"):
-            twin = in_turn(script("w1", claim()), NEW, script("w1", ender))
-            yield Program((SAME,), twin, reserve=(SAME,))
-
-
-def _arrivals(pieces: Pieces) -> Iterator[Program]:
     """Jobs are enqueued while somebody acts on others: a counter of jobs may miss one."""
     for before, other in pieces.acts():
         yield Program(ONE, (*before, (NEW, other)), reserve=ONE)
@@ -77,6 +51,11 @@ def _arrivals(pieces: Pieces) -> Iterator[Program]:
         due, looks = JobSpec(delay=DELAY), advance(past(DELAY))
         for actor, dos in pieces.reaper() or (script("w1", claim()),):
             yield Program((), ((NEW, script(actor, looks, *dos)),), reserve=(due,))
+    if pieces.alike:
+        # A job ends, or is tried again, where another one like it has come in meanwhile.
+        for ender in (do for do in pieces.enders() if do.kind != "heartbeat"):
+            twin = in_turn(script("w1", claim()), NEW, script("w1", ender))
+            yield Program((SAME,), twin, reserve=(SAME,))
 
 
 GUARANTEES = (
@@ -206,4 +185,3 @@ GUARANTEES = (
         timed=True,
     ),
 )
-"""In the order of the scenarios."""

@@ -145,4 +145,3 @@ GUARANTEES = (
         probe="pgbouncer",
     ),
 )
-"""In the order of the scenarios."""

@@ -21,17 +21,7 @@ from queueproof.schedule.programs import (
     script,
     whole,
 )
-from queueproof.space.pieces import (
-    LOOKS,
-    NEW,
-    ONE,
-    PAGE,
-    SETTLE,
-    SPENT,
-    THREE,
-    TWO,
-    Pieces,
-)
+from queueproof.space.pieces import LOOKS, NEW, ONE, PAGE, SETTLE, SPENT, THREE, TWO, Pieces
 
 
 def _non_blocking(pieces: Pieces) -> Iterator[Program]:
@@ -49,7 +39,7 @@ def _no_deadlock(pieces: Pieces) -> Iterator[Program]:
         # orders none, or by their queue, two batches reach in two orders.
         queue, each = pieces.offer.queue, Do("complete_many", part="one of each")
         ranks = "priority" in queue.takes("enqueue") and not queue.by_priority
-        others = [JobSpec(priority=1 * ranks), *[JobSpec(queue="other")] * pieces.routes()]
+        others = [JobSpec(priority=1 * ranks), *[JobSpec(queue="other")] * queue.routes]
         for other in others:
             jobs = JobSpec(), other, JobSpec(), other, JobSpec()
             whose = zip(("w1", "w1", "w3", "w2", "w2"), jobs, strict=True)
@@ -152,4 +142,3 @@ GUARANTEES = (
         probe="behind more urgent",
     ),
 )
-"""In the order of the scenarios."""

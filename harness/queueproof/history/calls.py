@@ -127,6 +127,10 @@ class Call:
         """True if both calls were open at some moment."""
         return _end(self) > other.invoked and _end(other) > self.invoked
 
+    def is_over_before(self, other: Call) -> bool:
+        """True if it had been answered when another was invoked; without an answer it never is."""
+        return _end(self) < other.invoked
+
     def is_one_with(self, other: Call | None) -> bool:
         """True if both were made by one operation: a completion, and the claim after it."""
         return other is not None and (other.invoked, other.actor) == (self.invoked, self.actor)

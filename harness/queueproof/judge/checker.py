@@ -31,18 +31,17 @@ LONGEST_WAIT = DAY  # seconds; a job that was taken back comes by then, unless i
 def declare(offer: Offer) -> Declared:
     """The facts of a queue that the checker must know."""
     queue = offer.queue
-    by_worker = "heartbeat" in queue.offers and "job" not in queue.takes("heartbeat")
     return Declared(
         lease=queue.lease_seconds,
         held=offer.held,
-        worker_heartbeat=by_worker,
+        worker_heartbeat=queue.beats_by_worker,
         recovers="recover" in queue.offers,
         observable="jobs" in queue.offers,
         order=queue.order,
         cap=queue.concurrency_limit,
         retries=offer.retries and queue.max_attempts is not None,
         session=queue.lease == "session",
-        signs=by_worker or offer.beats,
+        signs=queue.beats_by_worker or offer.beats,
         renews=offer.renews,
         waits=offer.waits is not None,
         passes=offer.passes,
@@ -61,7 +60,8 @@ def declare(offer: Offer) -> Declared:
 def check(history: History, declared: Declared) -> CheckResult:
     """Judge one history against every guarantee that a history can show."""
     findings = CheckResult()
-    lives, holds, alone = Lives(signs=declared.signs), Holds(declared), Undisturbed()
+    lives = Lives(history.final, signs=declared.signs)
+    holds, alone = Holds(declared), Undisturbed()
     limits, deadlocks = Limits(), Deadlocks()
     idle, errors = Idle(declared, holds, alone), Errors(declared, holds, alone)
     order, cap = Ordering(declared, lives, alone), Cap(declared, holds, findings)
@@ -74,7 +74,6 @@ def check(history: History, declared: Declared) -> CheckResult:
     if declared.lease is not None or declared.tied:
         watchers.append(errors)
     read(history.calls, watchers)
-    lives.see_outcome(history.final)
     routing, cleanup, own = check_lives(declared, lives, findings)
     over_limit = {violation.call for violation in limits.violations}
     findings.violations = [

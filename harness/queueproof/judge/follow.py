@@ -63,18 +63,13 @@ def _follow(declared: Declared, lives: Lives, job: str, life: Life) -> CheckResu
 
 def _check_routing(job: str, life: Life) -> list[Violation]:
     """A claim names the queue that it takes from."""
-    homes = [act.call.queue for act in life.acts if act.kind == "enqueue"]
+    home = life.enqueues[-1].queue if life.enqueues else None
+    told = "{} claimed from queue {!r} and was given a job of queue {!r}"
     claims = {act.call.index: act.call for act in life.acts if act.kind == "claim"}
     return [
-        Violation(
-            "routing",
-            f"{claim.actor} claimed from queue {claim.queue!r} and was given a job of "
-            f"queue {homes[-1]!r}",
-            job,
-            claim.index,
-        )
+        Violation("routing", told.format(claim.actor, claim.queue, home), job, claim.index)
         for claim in claims.values()
-        if homes and homes[-1] != claim.queue
+        if home not in {None, claim.queue}
     ]
 
 
@@ -157,8 +152,11 @@ class _JobCheck:
                 continue
             act = acts[n]
             if act.kind in {"jobs", "sweep"}:
-                configs, _ = self._explore(configs, acts, open_acts - {n})
-            self._note(act, configs)
+                open_acts.discard(n)
+                configs, _ = self._explore(configs, acts, open_acts)
+            # What makes a pass worth something: the moments at which it could have failed.
+            if note := self._tested(configs[0].job, act):
+                self.findings.evidence[note] += 1
             if act.kind in {"claim", "recover"}:  # what was seen before says nothing of its wait
                 self.seen = None, act.call.ended
             if act.kind == "jobs":
@@ -167,14 +165,12 @@ class _JobCheck:
                 agreeing = _agreeing(configs, act)
                 self.contradicted = self.contradicted or not agreeing
                 configs = agreeing or configs
-                open_acts.discard(n)
                 continue
             if act.kind == "sweep":
                 self.starved = self.starved or self._starved(act, configs)
                 if violation := self._stranded(act, configs):
                     self.findings.violations.append(violation)
                     return
-                open_acts.discard(n)
                 continue
             reached, breach = self._explore(configs, acts, open_acts, n)
             if not reached:
@@ -202,8 +198,7 @@ class _JobCheck:
     def _is_gone(self, acts: Sequence[Act]) -> bool:
         """Nobody gets the job any more and `jobs` does not list it: rule 15 calls it lost."""
         looked = self.declared.observable and self.lives.observed
-        claimed = any(act.kind == "claim" and act.answer == "accepted" for act in acts)
-        return looked and not claimed and self.lives.outcome(self.job) is None
+        return looked and not _is_claimed(acts) and self.lives.outcome(self.job) is None
 
     def _refused_gone(self, refused: Act, breach: Violation) -> Violation:
         """The holder of a job that is gone was refused: by then it may have been ended for it.
@@ -298,7 +293,7 @@ class _JobCheck:
 
     def _starved(self, act: Act, configs: list[_Config]) -> Violation | None:
         """A job was free during a whole sweep and not taken, beside jobs that cannot run."""
-        if not any(one.kind == "enqueue" for one in self.life.acts):
+        if not self.life.enqueues:
             return None  # only the queue knows when it is due
         ready = all(
             job.phase == Phase.QUEUED and job.claims == 0 and self._due_by(job) < act.call.began
@@ -314,8 +309,7 @@ class _JobCheck:
 
     def _of_others(self, hindrance: Hindrance) -> Hindrance:
         """The same without this job, which may itself be one of another queue."""
-        calls = [act.call for act in self.life.acts if act.kind == "enqueue"]
-        own = sum(call.queue != "default" for call in calls)
+        own = sum(call.queue != "default" for call in self.life.enqueues)
         return hindrance._replace(elsewhere=hindrance.elsewhere - own)
 
     def _due_by(self, job: Job) -> float:
@@ -323,7 +317,7 @@ class _JobCheck:
 
         A delay may be kept in whole minutes: what comes late waits for nobody else.
         """
-        calls = [act.call for act in self.life.acts if act.kind == "enqueue"]
+        calls = self.life.enqueues
         late = ROUNDED_UP if any(call.delay for call in calls) else SHORT
         return max([job.due, *(call.ended + call.delay for call in calls)]) + late
 
@@ -383,8 +377,7 @@ class _JobCheck:
         return next((kind for kind in told if kind in {"claim", "enqueue"}), "") == "claim"
 
     def _finish(self, configs: list[_Config], acts: Sequence[Act]) -> None:
-        claimed = any(act.kind == "claim" and act.answer == "accepted" for act in acts)
-        if self.starved and claimed:
+        if self.starved and _is_claimed(acts):
             self.findings.violations.append(self.starved)
             return
         self.findings.evidence["no-lost-job", "jobs followed to their end"] += 1
@@ -422,8 +415,7 @@ class _JobCheck:
         if decided is not None and (seen in FINISHED or (seen and _acted_on(acts, decided))):
             return Violation("final-state", f"the job had {decided}, and {where}")
         if decided == Phase.COMPLETED:
-            because = f"its completion was accepted, and {where} for ever"
-            return Violation("no-lost-job", because)
+            return Violation("no-lost-job", f"its completion was accepted, and {where} for ever")
         job = (ended or [config.job for config in configs])[0]
         if job.claims and (ended or seen == "failed"):
             return self._too_early(job, seen)
@@ -442,7 +434,9 @@ class _JobCheck:
             return None
         lost = self.lives.lost or any(one.crashed or one.released for one, _ in configs)
         lost = lost or any(self._is_over(one, seen, last) for one in held)
-        back = seen is None and self._was_back(configs)
+        # It had been taken back and waited, and a cleanup has come.
+        back = all(one.phase == Phase.QUEUED and one.recovered for one, _ in configs)
+        back = back and seen is None and self.lives.cleaned
         if lost and not back:
             what = (
                 "nobody was told whether the job was completed"
@@ -474,11 +468,6 @@ class _JobCheck:
         since = job.last.invoked if job.last else FOREVER
         began = any(one.kind == "start" and one.invoked > since for one in self.lives.taking)
         return began or self.declared.takes_over
-
-    def _was_back(self, configs: Sequence[_Config]) -> bool:
-        """It had been taken back and waited, and a cleanup has come."""
-        back = all(one.phase == Phase.QUEUED and one.recovered for one, _ in configs)
-        return back and self.lives.cleaned
 
     def _is_kept(self, job: Job, last: Call) -> bool:
         """A live worker has it, which nothing lets complete it, and has not had it for years."""
@@ -520,13 +509,6 @@ class _JobCheck:
         kind = job.end_unheard
         return bool(seen is None and kind and job.last and self.lives.keeps(kind, job.last))
 
-    def _note(self, act: Act, configs: list[_Config]) -> None:
-        """Count what makes a pass worth something: the moments at which it could have failed."""
-        job = configs[0].job
-        note = self._tested(job, act)
-        if note:
-            self.findings.evidence[note] += 1
-
     def _tested(self, job: Job, act: Act) -> tuple[str, str] | None:
         """The guarantee that an act puts to the test, given the state that it meets."""
         call = act.call
@@ -566,15 +548,13 @@ def _after_whom_it_waited_for(acts: Sequence[Act], n: int, left: AbstractSet[int
     return not any(acts[m].kind == "claim" and acts[m].call.index in waited for m in left - {n})
 
 
+def _is_claimed(acts: Sequence[Act]) -> bool:
+    return any(act.kind == "claim" and act.answer == "accepted" for act in acts)
+
+
 def _has_a_rival(acts: Sequence[Act], claim: Act) -> bool:
     """True when another claim got the job while this one was under way, as it turned out."""
-    return any(
-        act is not claim
-        and act.kind == "claim"
-        and act.answer == "accepted"
-        and act.call.overlaps(claim.call)
-        for act in acts
-    )
+    return _is_claimed([act for act in acts if act is not claim and act.call.overlaps(claim.call)])
 
 
 def _is_half_enqueued(acts: Sequence[Act], late: Act) -> bool:
@@ -613,7 +593,7 @@ def _decided(configs: list[_Config]) -> Phase | None:
     phases = {job.phase for job, _ in configs}
     if phases == {Phase.COMPLETED}:
         return Phase.COMPLETED
-    spent = all(job.failed_once and job.bound is not None and job.exhausted for job, _ in configs)
+    spent = all(job.failed_once and job.spent for job, _ in configs)
     return Phase.FAILED if spent and phases <= {Phase.QUEUED, Phase.FAILED} else None
 
 

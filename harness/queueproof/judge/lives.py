@@ -93,6 +93,11 @@ class Life:
     running: bool = False
 
     @property
+    def enqueues(self) -> list[Call]:
+        """Those that were answered it; of a job that the queue's own schema put there none."""
+        return [act.call for act in self.acts if act.kind == "enqueue"]
+
+    @property
     def hindered(self) -> str:
         """Why it cannot run, as far as its attempts tell."""
         if self.bound is None or not self.claims or self.done:
@@ -122,6 +127,7 @@ class Lives(Watcher):
 
     Args:
         signs: True when any operation of a worker may extend all that it holds.
+        outcome: What the last look at the queue showed; None where nobody looked.
 
     Attributes:
         hindrances: What could not run at each sweep, by the sweep's index.
@@ -137,7 +143,9 @@ class Lives(Watcher):
         told_again: Two claims that told a worker of one job, which it may still have had.
     """
 
-    def __init__(self, *, signs: bool = False) -> None:
+    def __init__(self, outcome: Mapping[str, State] | None, *, signs: bool) -> None:
+        self.observed = outcome is not None
+        self._outcome = outcome or {}
         self._signs = signs
         self.hindrances: dict[int, Hindrance] = {}
         self.running: dict[int, int] = {}
@@ -146,13 +154,11 @@ class Lives(Watcher):
         self.waited = False
         self.claims: dict[int, Call] = {}
         self.queues: set[str] = set()
-        self.observed = False
         self.refused = 0
         self.cleaned = False
         self.taking: list[Call] = []
         self.told_again: list[tuple[Call, Call]] = []
         self._lives: defaultdict[str, Life] = defaultdict(Life)
-        self._outcome: Mapping[str, State] = {}
         self._nameless: list[Call] = []
         self._losers: set[str] = set()  # actors of some of the nameless
         self._due: list[float] = []  # when jobs are
@@ -323,7 +329,7 @@ class Lives(Watcher):
         recovery = FOREVER if self._recovering else self._recovered
         for job in call.ids:
             for actor in tuple(self._holders.get(job, ())):
-                if over(self._holds[actor][job], call):
+                if self._holds[actor][job].is_over_before(call):
                     self._let_go(actor, job)
             if recovery:
                 acts = self._lives[job].acts
@@ -333,11 +339,6 @@ class Lives(Watcher):
                     acts[n] = acts[n]._replace(recovery=recovery)
 
     # --- as they are read -----------------------------------------------------------------------
-
-    def see_outcome(self, outcome: Mapping[str, State] | None) -> None:
-        """Take in what the last look at the queue showed."""
-        self.observed = outcome is not None
-        self._outcome = outcome or {}
 
     def outcome(self, job: str) -> State | None:
         """The state that a job was seen in at the end."""
@@ -415,7 +416,7 @@ class Lives(Watcher):
         enqueues = [call for call in self._nameless if call.kind == "enqueue"]
         if any(act.kind == "enqueue" for act in acts):
             return enqueues  # one that was told the same id again
-        return list(takewhile(lambda call: not over(acts[0].call, call), enqueues))
+        return list(takewhile(lambda call: not acts[0].call.is_over_before(call), enqueues))
 
 
 UNHINDERED = frozenset({"claim", "heartbeat", "recover"})
@@ -424,13 +425,3 @@ _SIGNS = frozenset({"claim", "complete", "complete_many", "fail"})
 
 def _in_order(*acts: Sequence[Act]) -> list[Act]:
     return sorted(chain(*acts), key=lambda act: act.call.index)
-
-
-def over(call: Call, other: Call) -> bool:
-    """True if a call had been answered when another was invoked.
-
-    Args:
-        call: The first; one without an answer is never over.
-        other: The second.
-    """
-    return (call.returned or FOREVER) < other.invoked

@@ -7,7 +7,7 @@ from collections.abc import Set as AbstractSet
 
 from queueproof.history.calls import Call, History, Ref
 from queueproof.judge.holds import Holds, Undisturbed
-from queueproof.judge.lives import UNHINDERED, Lives, Watcher, over
+from queueproof.judge.lives import UNHINDERED, Lives, Watcher
 from queueproof.judge.spec import FOREVER, SHORT, Declared
 from queueproof.judge.violations import CheckResult, Violation
 from queueproof.schedule.moments import PRECISION, ROUNDED_UP
@@ -327,14 +327,14 @@ class Ordering(Watcher):
 def _could_take(claim: Call, enqueue: Call) -> bool:
     """True if a job was there, due, and in the claim's queue."""
     due = enqueue.ended + enqueue.delay <= claim.began
-    return over(enqueue, claim) and due and enqueue.queue == claim.queue
+    return enqueue.is_over_before(claim) and due and enqueue.queue == claim.queue
 
 
 def _before(one: Call, other: Call, apart: float = 0.0) -> bool:
     ended = one.ended + apart
     rounded = ROUNDED_UP if one.delay > other.delay else 0.0  # each in whole minutes
     due = ended + one.delay + rounded <= other.began + other.delay
-    return over(one, other) and due and (not apart or ended <= other.began)
+    return one.is_over_before(other) and due and (not apart or ended <= other.began)
 
 
 def _precedes(one: Call, other: Call, order: str, claim: Call) -> bool:
@@ -446,7 +446,7 @@ class _Allowed:
         mine = list(call.refs)
         # A heartbeat may name all jobs of its worker, and a claim may be a sign of life as well.
         if self._declared.worker_heartbeat or call.kind == "claim":
-            ended = {ref for end in self._ends if over(end, call) for ref in end.refs}
+            ended = {ref for end in self._ends if end.is_over_before(call) for ref in end.refs}
             # A worker that must beat itself may be late though it has no job.
             ended = set() if self._declared.worker_heartbeat else ended
             mine += [ref for ref in self._of_actor[call.actor] if ref not in ended]

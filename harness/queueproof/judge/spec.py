@@ -90,9 +90,19 @@ class Job(NamedTuple):
         return (self.again.returned or FOREVER) > self.holder.invoked
 
     @property
+    def spent(self) -> bool:
+        """True if certainly no attempt is left."""
+        return self.bound is not None and self.claims >= self.bound
+
+    @property
     def exhausted(self) -> bool:
         """True if no attempt is left; also where nothing is promised, so that one may be."""
-        return self.bound is None or self.claims >= self.bound
+        return self.bound is None or self.spent
+
+    def runs_with(self, worker: str) -> bool:
+        """True if that worker holds it."""
+        holder = self.holder if self.phase == Phase.RUNNING else None
+        return holder is not None and holder.actor == worker
 
 
 ActKind: TypeAlias = CallKind | Literal["sign"]
@@ -216,70 +226,61 @@ def step(rules: Declared, job: Job, act: Act) -> list[Job] | Violation:
         case "enqueue":
             return _enqueue(job, act.call, unknown=unknown)
         case "claim":
-            if unknown:
-                return [job, *_claimed_unseen(rules, job, act)]
             outcome = _claim(rules, job, act)
+            if unknown:  # it may have taken the job; its worker is gone
+                return [job, *(one._replace(crashed=True) for one in _possible(outcome))]
             if isinstance(outcome, Violation) and rules.at_least_once and job.unsure is not None:
                 return job.unsure  # a late operation was accepted, and made it run once more
             return outcome
         case "complete" | "fail":
             if not act.named:
                 return [_after_ended_claim(job, act)]
-            if unknown:
-                outcome = _finish(rules, job, act)
-                if not isinstance(outcome, Violation):
-                    first = act.kind == "fail" and job.claims == 1 and not job.exhausted
-                    outcome = [_unheard(one, act.call, first=first) for one in outcome]
-                return _perhaps(job, outcome)
             if act.answer == "rejected":
                 return _reject(rules, job, act)
-            return _finish(rules, job, act)
+            outcome = _finish(rules, job, act)
+            return _perhaps(job, act, outcome) if unknown else outcome
         case "heartbeat":
-            if unknown:
-                return _perhaps(job, _heartbeat(rules, job, act))
             if act.answer == "rejected":
                 if act.named and _is_holder(job, act):
                     return _reject(rules, job, act)
                 return [_sign(rules, job, act.call)]  # refused, it may extend the others (rule 3)
-            return _heartbeat(rules, job, act)
+            outcome = _heartbeat(rules, job, act)
+            return _perhaps(job, act, outcome) if unknown else outcome
         case "recover":
-            if unknown:
-                outcome = _recover(rules, job, act.call)
-                return [job] if isinstance(outcome, Violation) else [job, *outcome]
-            return _recover(rules, job, act.call)
+            outcome = _recover(rules, job, act.call)
+            return [job, *_possible(outcome)] if unknown else outcome
         case "crash":
             return [_crash(rules, job, act.call)]
         case "sign":
             return [_sign(rules, job, act.call)]
-        case (
-            "complete_many"
-            | "jobs"
-            | "cleanup"
-            | "promote"
-            | "start"
-            | "advance"
-            | "rewrite"
-            | "sweep"
-        ):
+        case "complete_many" | "jobs" | "cleanup" | "promote" | "start":
+            return [job]
+        case "advance" | "rewrite" | "sweep":
             return [job]
         case _:
             _: FaultKind = act.kind
             return [job]
 
 
-def _unheard(job: Job, end: Call, *, first: bool) -> Job:
-    """The state after an end that was not answered; `first`: a fail of the first of several."""
-    return job._replace(
-        failed_unheard=job.failed_unheard or first,
-        end_unheard=end.kind if job.phase in FINISHED else "",
-    )
+def _possible(outcome: list[Job] | Violation) -> list[Job]:
+    return [] if isinstance(outcome, Violation) else outcome
 
 
-def _perhaps(job: Job, outcome: list[Job] | Violation) -> list[Job]:
+def _perhaps(job: Job, act: Act, outcome: list[Job] | Violation) -> list[Job]:
     """The states after an operation of which nobody knows whether it took effect."""
     if isinstance(outcome, Violation):
         return [job._replace(unsure=job.unsure or outcome)]
-    return [job, *outcome]
+    if act.kind == "heartbeat":
+        return [job, *outcome]
+    first = act.kind == "fail" and job.claims == 1 and not job.exhausted
+    unheard = [
+        one._replace(
+            failed_unheard=one.failed_unheard or first,
+            end_unheard=act.call.kind if one.phase in FINISHED else "",
+        )
+        for one in outcome
+    ]
+    return [job, *unheard]
 
 
 def _enqueue(job: Job, call: Call, *, unknown: bool) -> list[Job]:
@@ -335,18 +336,18 @@ def _claim(rules: Declared, job: Job, act: Act) -> list[Job] | Violation:
         return Violation("single-claim", because)
     if rules.stale_fails and (breach := _revived(job, call)):
         return breach
-    if job.phase == Phase.COMPLETED or (job.phase == Phase.FAILED and not _past_bound(job)):
+    if job.phase == Phase.COMPLETED or (job.phase == Phase.FAILED and not job.spent):
         return Violation("final-state", f"{who} claimed a job that had already {job.phase}")
     if job.phase == Phase.RUNNING and job.holder is not None and _still_held(rules, job, call):
-        if rules.one_each and job.holder.actor == who and job.holder is not call:
+        if rules.one_each and job.runs_with(who) and job.holder is not call:
             again = _running(rules, job, call)
             return [again, again._replace(claims=job.claims)]  # counted as an attempt, or not
         if job.unsure is not None and not job.holder.overlaps(call):
             return job.unsure
         return _double_hold(rules, job, job.holder, act)
     if (kept := _answered_again(rules, job, call)) is not None:
-        return kept if _past_bound(job) else [_running(rules, job, call), *kept]
-    if _past_bound(job):
+        return kept if job.spent else [_running(rules, job, call), *kept]
+    if job.spent:
         return Violation(
             "retry-bound",
             f"{who} started attempt {job.claims + 1} of a job that may run "
@@ -375,8 +376,7 @@ def _answered_again(rules: Declared, job: Job, call: Call) -> list[Job] | None:
 
     A claim may have read it before that, and answers what its worker holds.
     """
-    mine = job.holder is not None and job.holder.actor == call.actor and job.holder is not call
-    if job.phase != Phase.RUNNING or not mine or call.began >= job.fresh_until:
+    if not job.runs_with(call.actor) or job.holder is call or call.began >= job.fresh_until:
         return None
     again = _running(rules, job, call)
     same = again._replace(claims=job.claims, fresh_until=job.fresh_until)
@@ -390,10 +390,6 @@ def _revived(job: Job, call: Call) -> Violation | None:
         return None
     because = f"{call.actor} got a job that should have failed when its worker was lost"
     return Violation("stale-recovery", because)
-
-
-def _past_bound(job: Job) -> bool:
-    return job.bound is not None and job.claims >= job.bound
 
 
 def _still_held(rules: Declared, job: Job, call: Call) -> bool:
@@ -425,12 +421,6 @@ def _double_hold(rules: Declared, job: Job, holder: Call, act: Act) -> Violation
     return Violation("single-claim", because, plain=not raced, doubts=own, alone=mine)
 
 
-def _claimed_unseen(rules: Declared, job: Job, act: Act) -> list[Job]:
-    """A claim whose answer was lost may have taken the job; its worker is gone."""
-    outcome = _claim(rules, job, act)
-    return [] if isinstance(outcome, Violation) else [o._replace(crashed=True) for o in outcome]
-
-
 def _is_holder(job: Job, act: Act) -> bool:
     return job.holder is not None and job.holder is act.holder
 
@@ -459,8 +449,7 @@ def _accepted_after_its_end(
     who = act.call.worker
     if act.kind == "heartbeat" and rules.worker_heartbeat:
         # Sent for an older claim, it may extend what the worker holds now.
-        mine = job.phase == Phase.RUNNING and job.holder is not None and job.holder.actor == who
-        return _extended(rules, job, act._replace(named=False)) if mine else [job]
+        return _extended(rules, job, act._replace(named=False)) if job.runs_with(who) else [job]
     if job.last is act.holder and (job.phase == Phase.QUEUED or _is_holder(job, act)):
         return _repeated(job, act)
     if job.phase == Phase.RUNNING and job.holder is not None:
@@ -495,14 +484,14 @@ def _repeated(job: Job, act: Act) -> list[Job]:
     That changes nothing that was decided. A job that is to be tried again may be completed after
     all.
     """
-    if act.kind == "complete" and job.phase == Phase.QUEUED and not _past_bound(job):
+    if act.kind == "complete" and job.phase == Phase.QUEUED and not job.spent:
         return [job, job._replace(phase=Phase.COMPLETED, holder=act.holder)]
     return [job if act.answer == "unknown" else job._replace(end_unheard="")]
 
 
 def _after_ended_claim(job: Job, act: Act) -> Job:
     """An operation with an ended claim may have hit what its worker holds now."""
-    if job.phase != Phase.RUNNING or job.holder is None or job.holder.actor != act.call.actor:
+    if not job.runs_with(act.call.actor):
         return job
     because = (
         f"{act.call.actor} was allowed to {act.kind} a job that it had ended, and lost another"
@@ -546,8 +535,7 @@ def _extended(rules: Declared, job: Job, act: Act) -> list[Job]:
 
 def _sign(rules: Declared, job: Job, call: Call) -> Job:
     """Another operation of the holder: it may have extended the lease of all that it holds."""
-    mine = job.holder is not None and job.holder.actor == call.worker
-    if not mine or job.phase != Phase.RUNNING or rules.lease is None:
+    if not job.runs_with(call.worker) or rules.lease is None:
         return job
     return job._replace(stale_after=max(job.stale_after, call.ended + rules.lease))
 
@@ -557,7 +545,7 @@ def _heartbeat(rules: Declared, job: Job, act: Act) -> list[Job] | Violation:
     # claim may have put the job back before, and have answered nothing (rules 14 and 28).
     lapsed = rules.worker_heartbeat and act.call.ended >= job.fresh_until
     if not act.named:
-        if job.holder is None or job.holder.actor != act.call.worker or job.phase != Phase.RUNNING:
+        if job.holder is None or not job.runs_with(act.call.worker):
             return [job]
         # One that names no job is for all that its worker had when it was sent (rule 3).
         meant = rules.worker_heartbeat and not act.call.overlaps(job.holder)

@@ -340,6 +340,16 @@ class Queue(Facts):
         """A worker can say that it has done a job."""
         return not self.offers.isdisjoint({"complete", "complete_many"})
 
+    @property
+    def routes(self) -> bool:
+        """Jobs are put into a named queue and claimed from one."""
+        return "queue" in self.takes("enqueue") & self.takes("claim")
+
+    @property
+    def beats_by_worker(self) -> bool:
+        """A heartbeat names a worker, and no job."""
+        return "heartbeat" in self.offers and "job" not in self.takes("heartbeat")
+
     def source_of(self, operation: str) -> Source | None:  # noqa: ARG002 - a file's to tell
         """The place of an operation, if it stands in a queue file."""
         return None

@@ -54,7 +54,7 @@ class Runner:
             one_each=queue.jobs_per_worker is not None,
             held=held,
             passes=passes,
-            beats_idle="heartbeat" in queue.offers and "job" not in queue.takes("heartbeat"),
+            beats_idle=queue.beats_by_worker,
             retryable=(queue.retry_on - FAULT_STATES) | stricter,
             conditions=conditions,
         )

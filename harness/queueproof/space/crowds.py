@@ -109,7 +109,7 @@ class _Drawing:
         self.spans = [*_SPANS, *spans]
         self.payloads = [one for one in _PAYLOADS if pieces.alike or one != SAME.payload]
         self.names = ["default"]
-        if pieces.routes():
+        if pieces.offer.queue.routes:
             groups = [*_NAMES, *(("default", word) for word in words)]
             if not pieces.offer.queue.takes_any_queue:
                 groups = [_OTHER] * 2

@@ -68,7 +68,6 @@ class Pieces:
         queue = offer.queue
         self.offers = queue.offers
         self.one_each = queue.jobs_per_worker is not None
-        self.by_worker = "heartbeat" in self.offers and "job" not in queue.takes("heartbeat")
         self.takes_limit = "limit" in queue.takes("claim") and not offer.held and not self.one_each
         self.joins = offer.joins
         self.alike = "payload" in queue.takes("enqueue") and not offer.exclusive
@@ -122,11 +121,6 @@ class Pieces:
     def spans(self) -> list[float]:
         """Seconds of what the queue declares to last."""
         return [span for span in (self.lease, self.offer.queue.backoff_seconds) if span]
-
-    def routes(self) -> bool:
-        """True when jobs are put into a named queue and claimed from one."""
-        queue = self.offer.queue
-        return "queue" in queue.takes("enqueue") and "queue" in queue.takes("claim")
 
     def joined(self, programs: Iterable[Program]) -> list[Program]:
         """Some programs, and those whose completions can be one operation with the next claim."""

@@ -847,7 +847,7 @@ def skins(pieces: Pieces) -> list[list[Skin]]:
     """The ways in which a job may be different all along, and of each its forms."""
     takes = pieces.offer.queue.takes("enqueue")
     known: list[tuple[bool, list[Skin]]] = [
-        (pieces.routes(), [_elsewhere]),
+        (pieces.offer.queue.routes, [_elsewhere]),
         ("priority" in takes, [_wearing(priority=one) for one in (-1, 1000, LOWEST, HIGHEST)]),
         (pieces.alike, [_like_the_other]),
         ("payload" in takes, [_wearing(payload="large")]),
