@@ -14,7 +14,6 @@ from typing import Annotated, Literal, NamedTuple, TypeAlias
 
 from queueproof.errors import ServerError
 from queueproof.probes.probe import Probe, Seen, Tell, asked, enqueue, telling
-from queueproof.queues.model import Claim
 from queueproof.queues.offer import Offer
 from queueproof.run.lab import Lab
 from queueproof.run.session import drive, noted
@@ -79,7 +78,7 @@ class Behind(Probe):
         able: Mapping[BacklogKind, bool] = {
             "ordinary": offer.queue.by_priority and "priority" in takes,
             "late": "delay" in takes,
-            "elsewhere": "queue" in takes and "queue" in offer.queue.takes("claim"),
+            "elsewhere": offer.queue.routes,
         }
         # A number of the SQL may be that of a page, or of the jobs that a priority is worth.
         most = JOBS[min(level + 1, len(JOBS) - 1)]
@@ -121,13 +120,18 @@ def _behind(lab: Lab, offer: Offer, backlog: Backlog) -> Overlooked:
 
 
 def _claim_behind(lab: Lab, found: Overlooked, mine: str, others: list[str]) -> None:
+    backlog, session = found.backlog, lab.session("w1")
     for _ in range(TRIES):
-        claims = _claim(lab, found.sent)
+        found.sent.clear()
+        try:
+            claims = drive(session, noted(asked(lab, "claim"), found.sent))
+        finally:
+            if session.in_transaction:
+                session.run("ROLLBACK")
         if claims:
             break
         lab.maintain()
     taken = claims[0].id if claims else None
-    backlog = found.backlog
     if taken == mine:
         found.claims = 1
     elif taken is None and backlog.kind != "ordinary":
@@ -140,16 +144,6 @@ def _claim_behind(lab: Lab, found: Overlooked, mine: str, others: list[str]) -> 
             f"a claim took the {_ordinal(place)} of {backlog}, while one of priority {LEAST} was"
             " ready"
         )
-
-
-def _claim(lab: Lab, sent: list[str]) -> list[Claim]:
-    sent.clear()
-    session = lab.session("w1")
-    try:
-        return list(drive(session, noted(asked(lab, "claim"), sent)))
-    finally:
-        if session.in_transaction:
-            session.run("ROLLBACK")
 
 
 def _ordinal(number: int) -> str:

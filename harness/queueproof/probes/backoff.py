@@ -29,7 +29,7 @@ SEVERAL = 8  # jobs; of those that fail once
 DRAWN = 3  # times: of one round all may wait long enough by chance, or be asked too late
 CLOSE = 0.02  # seconds before a wait is over; nothing is said where more real time has passed
 FINE, COARSE = 1.13, 3.0  # a probe's distance from the one before it
-WORK = 7207.3  # seconds that a job takes, where no lease says that it may not
+WORK = 7207.3  # seconds that a job takes, where no lease says that it may not; else well inside it
 _BESIDE = frozenset({"complete", "recover"})  # which meet a job that another worker holds
 
 
@@ -47,17 +47,6 @@ class RetryWait(NamedTuple):
     least: float
     most: float
     worked: float = 0.0
-
-
-class _Look(NamedTuple):
-    """A claim's answer.
-
-    Attributes:
-        recovery: The statements of the recovery that came before, without which it got nothing.
-    """
-
-    job: Claim | None
-    recovery: Sequence[str] = ()
 
 
 @dataclass(slots=True)
@@ -159,13 +148,17 @@ def _fail_again_and_again(lab: Lab, offer: Offer, waits: RetryWaits, tell: Tell)
         attempt = turn + (lost and turn >= LOST)
         if job is not None and lost and turn == LOST:
             lab.advance(past(queue.lease_seconds or 0.0))
-            job = _measure(lab, offer, attempt, lab.now(), 0.0)[1].job
+            _, job, _ = _measure(lab, offer, attempt, lab.now(), 0.0)
         if job is None:
             return
-        if attempt == BEATEN:
-            _beat(lab, queue, job)
+        # A heartbeat must not change the wait; there is none where the claim is its transaction.
+        beats = attempt == BEATEN and "heartbeat" in queue.offers
+        if beats and not lab.session("w1").in_transaction:
+            with suppress(ServerError):  # judged where heartbeats are
+                _end(lab, "heartbeat", job)
         # A wait is counted from the failure, and not from the claim: every other job takes long.
-        worked = _work(queue) if attempt % 2 else 0.0
+        works = WORK if queue.lease_seconds is None else 0.6 * queue.lease_seconds
+        worked = works if attempt % 2 else 0.0
         lab.advance(worked)
         lab.advance(lab.until_aligned())
         failed_at = lab.now()
@@ -180,8 +173,9 @@ def _fail_again_and_again(lab: Lab, offer: Offer, waits: RetryWaits, tell: Tell)
             return
         if not accepted:
             return
-        least = _least(queue, waits.found)
-        wait, (job, recovery) = _measure(lab, offer, attempt, failed_at, least)
+        known = (wait.least * (1 - queue.jitter) for wait in waits.found)
+        least = max([queue.backoff_seconds, *known])
+        wait, job, recovery = _measure(lab, offer, attempt, failed_at, least)
         if job is None and _has_ended(lab):
             if attempt > MOST_ATTEMPTS:  # so late it is what the wait has grown to
                 waits.broken = f"after attempt {attempt} the job had ended, with attempts left"
@@ -197,9 +191,8 @@ def _fail_again_and_again(lab: Lab, offer: Offer, waits: RetryWaits, tell: Tell)
 def _may_be_lost(offer: Offer) -> bool:
     """Tell whether a job is tried again once its lease is over, though its worker goes on."""
     queue = offer.queue
-    signs = offer.beats or ("heartbeat" in queue.offers and "job" not in queue.takes("heartbeat"))
     leased = queue.lease_seconds is not None and not offer.tied
-    return leased and queue.stale is None and not signs
+    return leased and queue.stale is None and not (offer.beats or queue.beats_by_worker)
 
 
 def _unasked(offer: Offer, waits: RetryWaits) -> str:
@@ -228,7 +221,7 @@ def _cases(queue: Queue) -> Iterator[Case]:
     if declared and "delay" in takes:
         late = {"delay": timedelta(seconds=DELAY)}
         yield Case("attempt 1 a job that was delayed, and claimed a day later,", late)
-    if declared and "queue" in takes & queue.takes("claim"):
+    if declared and queue.routes:
         yield Case("attempt 1 a job of queue other", {"queue": "other"})
     yield Case("attempt 2, which began a day after it was due, the job", fails=2)
     for seed in range(DRAWN if declared else 0):  # waits may differ
@@ -252,7 +245,7 @@ def _ends_early(lab: Lab, offer: Offer, case: Case, wait: float, sent: list[str]
     for moment in (least - CLOSE,) if case.close else (0.5 * least, 0.95 * least):
         lab.advance(max(0.0, began + moment - lab.now()))
         for worker in case.workers:
-            early = _look(lab, offer, worker, case.queue).job
+            early, _ = _look(lab, offer, worker, case.queue)
             waited = lab.now() - failed_at.get(early.id, 0.0) if early else least
             if waited < least:
                 told = case.told.format(len(failed_at))
@@ -273,7 +266,7 @@ def _failed(
     for worker in case.workers * case.fails:
         if case.fails > 1 and failed_at:
             lab.advance(DAY)
-        job = _look(lab, offer, worker, case.queue).job
+        job, _ = _look(lab, offer, worker, case.queue)
         if job is None or (case.meanwhile and lab.session(worker).in_transaction):
             continue
         other = _claim(lab, "w2") if beside else job
@@ -305,15 +298,6 @@ def _too_early(told: str, waited: float, least: float, digits: int) -> str:
     )
 
 
-def _work(queue: Queue) -> float:
-    """Seconds that a job takes: well inside its lease."""
-    return WORK if queue.lease_seconds is None else 0.6 * queue.lease_seconds
-
-
-def _least(queue: Queue, found: Sequence[RetryWait]) -> float:
-    return max([queue.backoff_seconds, *(wait.least * (1 - queue.jitter) for wait in found)])
-
-
 def _complaint(wait: RetryWait, least: float) -> str:
     if wait.most < least:
         digits = 1 if least - wait.most > MARGIN else 3
@@ -326,8 +310,8 @@ def _complaint(wait: RetryWait, least: float) -> str:
 
 def _measure(
     lab: Lab, offer: Offer, attempt: int, failed_at: float, least: float
-) -> tuple[RetryWait, _Look]:
-    """Claim at ever later moments until the job comes: its next attempt."""
+) -> tuple[RetryWait, Claim | None, Sequence[str]]:
+    """Claim at ever later moments until the job comes: its next attempt, as `_look` has it."""
     factor = FINE if attempt <= ONE_BY_ONE or attempt in LATER else COARSE
     took = lab.now() - failed_at  # the wait may have begun as late as the fail was answered
     empty = 0.0
@@ -338,28 +322,30 @@ def _measure(
         asked = lab.now() - failed_at
         job, sent = _look(lab, offer)
         if job is not None:
-            return RetryWait(attempt, empty, lab.now() - failed_at), _Look(job, sent)
+            return RetryWait(attempt, empty, lab.now() - failed_at), job, sent
         empty = max(0.0, asked - took)
         offset = first.pop(0) if first else max(asked, 1.0) * factor
-    return RetryWait(attempt, empty, float("inf")), _Look(None)
+    return RetryWait(attempt, empty, float("inf")), None, ()
 
 
-def _look(lab: Lab, offer: Offer, worker: str = "w1", queue: str = "default") -> _Look:
+def _look(
+    lab: Lab, offer: Offer, worker: str = "w1", queue: str = "default"
+) -> tuple[Claim | None, Sequence[str]]:
     """The job that a claim gets once all has been done that time does by itself (rule 28).
 
-    A recovery comes last, so that it is seen whether it was what put the job in line.
+    A recovery comes last, so that it is seen whether it was what put the job in line: its
+    statements are told where a claim before it got nothing.
     """
     lab.promote(1)
-    takes = offer.queue.takes
-    if "heartbeat" in offer.queue.offers and "job" not in takes("heartbeat"):
+    if offer.queue.beats_by_worker:
         with suppress(ServerError):  # a worker that holds nothing beats all the same
             drive(lab.session("w1"), asked(lab, "heartbeat"))
     job = _claim(lab, worker, queue)
     if job is not None or "recover" not in offer.queue.offers:
-        return _Look(job)
+        return job, ()
     sent: list[str] = []
     lab.maintain(1, sent)
-    return _Look(_claim(lab, worker, queue), sent)
+    return _claim(lab, worker, queue), sent
 
 
 def _claim(lab: Lab, worker: str = "w1", queue: str = "default") -> Claim | None:
@@ -376,13 +362,6 @@ def _has_ended(lab: Lab) -> bool:
     """True if the only job has ended with attempts left, which breaks retry-given."""
     states = reported(lab)
     return "jobs" in lab.queue.offers and not (states["queued"] or states["running"])
-
-
-def _beat(lab: Lab, queue: Queue, job: Claim) -> None:
-    """Send a heartbeat, which must not change the wait; none where the claim is its transaction."""
-    if "heartbeat" in queue.offers and not lab.session("w1").in_transaction:
-        with suppress(ServerError):  # judged where heartbeats are
-            _end(lab, "heartbeat", job)
 
 
 def _end(

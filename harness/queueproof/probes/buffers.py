@@ -10,7 +10,6 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from functools import cached_property
@@ -21,7 +20,7 @@ from queueproof.errors import ServerError
 from queueproof.guarantees.catalogue import CATALOGUE
 from queueproof.probes.filling import Filling, NotMultipliedError
 from queueproof.probes.plans import explain
-from queueproof.probes.probe import Probe, Seen, Tell, asked, claimed, enqueue, untold
+from queueproof.probes.probe import Probe, Seen, Tell, asked, claimed, enqueue, part_of, untold
 from queueproof.probes.serving import ServingIndex, join_of_all, serving_index
 from queueproof.queues.model import Claim, Operation, Result, Step, watched
 from queueproof.queues.offer import Offer
@@ -179,6 +178,7 @@ _SERVED = (
     "`WHERE id = ANY (ARRAY(SELECT …))`)."
 )
 
+_EMPTY_CLAIM = "a claim came back empty, although jobs were ready"
 EMPTY, SMALL = Content("finished", 0), Content("churned", FEW)
 
 
@@ -208,7 +208,6 @@ class Slope:
         costs: One for each content, the empty queue's first.
         beside: The same for contents at which a claim may cost more: told, and not judged.
         level: Kinds of contents at which a claim costs more, and with many more jobs not more yet.
-        claims: How many claims were measured.
         both: Whether each was followed by one that completes its job.
         guilty: Where the cost has grown: the costliest statement and its plan.
         index: What would serve it, if that can be seen.
@@ -220,7 +219,6 @@ class Slope:
     costs: list[Cost] = field(default_factory=list)
     beside: list[Cost] = field(default_factory=list)
     level: set[str] = field(default_factory=set)
-    claims: int = 0
     both: bool = False
     guilty: tuple[str, str] | None = None
     index: ServingIndex | None = None
@@ -292,15 +290,12 @@ class Slope:
     def evidence(self) -> dict[str, int]:
         """The jobs that the queue was filled with, and the claims that were measured."""
         most: dict[str, int] = {}
-        for content in (cost.content for cost in [*self.costs, *self.beside]):
+        measured = [cost.content for cost in [*self.costs, *self.beside]]
+        for content in measured:
             kind = KINDS[content.kind]
             name = kind.counted or kind.told.removeprefix("{:,} ")
             most[name] = max(most.get(name, 0), content.jobs)
-        return {**most, "claims measured": self.claims}
-
-
-def _deeper(content: Content) -> Content:
-    return content._replace(jobs=content.jobs * DEEPER)
+        return {**most, "claims measured": REPEATS * len(measured)}
 
 
 class _UnmeasurableError(Exception):
@@ -315,15 +310,9 @@ class Growth(Probe):
     def points(self, offer: Offer, level: int, /) -> list[list[Content]]:
         """Ever more finished jobs, then waiting ones, and those ahead but for a quick look."""
         takes = offer.queue.takes("enqueue")
-        able = {
-            "churned": True,
-            "finished": True,
-            "waiting": True,
-            "ahead": "delay" in takes,
-            "elsewhere": "queue" in takes & offer.queue.takes("claim"),
-        }
-        kinds = [kind for kind in able if able[kind] and (level or _is_judged(kind, offer))]
-        return [_series(kind, level) for kind in kinds]
+        able = {"ahead": "delay" in takes, "elsewhere": offer.queue.routes, "snapshot": False}
+        kinds = [kind for kind in KINDS if able.get(kind, True)]
+        return [_series(kind, level) for kind in kinds if level or _is_judged(kind, offer)]
 
     def look(
         self, lab: Lab, offer: Offer, points: Sequence[Sequence[Content]], level: int, tell: Tell, /
@@ -383,58 +372,46 @@ def measure(
         tell: Told how far it is: of a worker process each job may take a few milliseconds.
     """
     every = [[SMALL], *series, *beside]
-    meter = _Meter(lab, offer, level, tell)
+    meter = _Meter(lab, offer, level)
     slope = meter.slope
-    with _left_as_it_was(lab):
-        try:
-            meter.note(EMPTY)
-            for number, contents in enumerate(every):
-                meter.begin(number / len(every), 1 / len(every))
-                lab.reset(renew=True)
-                if number > len(series):
-                    slope.beside += map(meter.measure, meter.filled(contents))
-                    continue
-                meter.climb(contents)
-                if slope.grown:
-                    return slope
-        except _UnmeasurableError as error:
-            slope.unable = str(error)
-        except ServerError as error:
-            slope.unable = f"the server answered ERROR {error}"
+    lab.reset(renew=True)
+    try:
+        meter.note(EMPTY)
+        for number, contents in enumerate(every):
+            meter.tell = part_of(tell, number, len(every))
+            meter.tell(0.0)
+            lab.reset(renew=True)
+            if number > len(series):
+                slope.beside += map(meter.measure, meter.filled(contents))
+                continue
+            meter.climb(contents)
+            if slope.grown:
+                break
+    except _UnmeasurableError as error:
+        slope.unable = str(error)
+    except ServerError as error:
+        slope.unable = f"the server answered ERROR {error}"
+    finally:
+        lab.reset(renew=True)  # the planner knows nothing of it any more
     return slope
 
 
-@contextmanager
-def _left_as_it_was(lab: Lab) -> Iterator[None]:
-    """Begin with an empty queue, and leave one of which the planner knows nothing."""
-    lab.reset(renew=True)
-    try:
-        yield
-    finally:
-        lab.reset(renew=True)
-
-
 class _Meter:
-    """Fills a queue with its own operations, and measures its claim."""
+    """Fills a queue with its own operations, and measures its claim.
 
-    def __init__(self, lab: Lab, offer: Offer, level: int, tell: Tell) -> None:
+    Attributes:
+        tell: Told how much of the contents that come next is there.
+    """
+
+    def __init__(self, lab: Lab, offer: Offer, level: int) -> None:
         self.lab = lab
-        self._tell = tell
-        self._begun, self._share = 0.0, 0.0  # of the whole, as fractions
+        self.tell = untold
         self.slope = Slope(both=offer.joins)
         self._queue = offer.queue
         self._held = offer.held
+        self._ends = offer.any_of("complete", "complete_many", "fail")
         self._level = level
         self._numbers = itertools.count()
-
-    def begin(self, begun: float, share: float) -> None:
-        """Begin with contents before which so much was done, and which are so much of the whole."""
-        self._begun, self._share = begun, share
-        self._so_far(0.0)
-
-    def _so_far(self, fraction: float) -> None:
-        """So much of these contents is there."""
-        self._tell(self._begun + fraction * self._share)
 
     # --- filling --------------------------------------------------------------------------------
 
@@ -450,14 +427,15 @@ class _Meter:
         """Enqueue, claim and complete jobs, batch by batch, and fail some for good; their ids."""
         session = self.lab.session("w1")
         session.stepped = False
-        once = {"max_attempts": 1} if self._fails_at_once else {}
+        can_once = self._failures and "max_attempts" in self._queue.takes("enqueue")
+        once = {"max_attempts": 1} if can_once else {}
         ids: list[str] = []
         while len(ids) < count:
             batch = self.enqueue(min(count - len(ids), BATCH), **once)
             self._finish_batch(session, len(batch))
             ids += batch
             if count > FEW:  # of few, whoever asks for them tells
-                self._so_far(len(ids) / count)
+                self.tell(len(ids) / count)
         session.stepped = True
         return ids
 
@@ -467,14 +445,12 @@ class _Meter:
         while left > 0:
             claims = drive(session, self._claim(left))
             if not claims:
-                seconds = next(waits, None)
-                if seconds is None and left <= len(failures):
+                if (seconds := next(waits, None)) is not None:
+                    self.lab.advance(seconds)
+                    continue
+                if left <= len(failures):
                     return  # they have failed before they had to
-                if seconds is None:
-                    _refuse_empty(claims)
-                    return
-                self.lab.advance(seconds)
-                continue
+                raise _UnmeasurableError(_EMPTY_CLAIM)
             waits = iter((MOMENT, LATER))
             for job in claims:
                 if job.id not in failures and self._failures and next(self._numbers) % EVERY == 0:
@@ -488,11 +464,6 @@ class _Meter:
                 if failures[job.id] == self._failures:
                     del failures[job.id]
                     left -= 1
-
-    @property
-    def _ends(self) -> bool:
-        """True if there is an operation that ends a job."""
-        return not self._queue.offers.isdisjoint({"complete", "complete_many", "fail"})
 
     def _claim(self, limit: int) -> Operation[Any]:
         return asked(self.lab, "claim", limit=self._queue.most("claim", limit, held=self._held))
@@ -512,11 +483,6 @@ class _Meter:
                 drive(session, asked(self.lab, "complete", job=job))
         elif "fail" in offers:
             self._fail(session, claims)
-
-    @property
-    def _fails_at_once(self) -> bool:
-        """True if a job can be made that ends with its first failure."""
-        return self._failures > 0 and "max_attempts" in self._queue.takes("enqueue")
 
     @cached_property
     def _failures(self) -> int:
@@ -568,7 +534,7 @@ class _Meter:
         finished = 0
         for content in contents:
             for start in range(finished, content.jobs, FEW):
-                self._so_far(start / content.jobs)
+                self.tell(start / content.jobs)
                 self.finish(min(FEW, content.jobs - start))
                 if not kept:  # as autovacuum does: space in an index is used again
                     self._vacuum()
@@ -595,23 +561,18 @@ class _Meter:
         A cost that is higher and then stays is none that grows: a claim may do so much at most for
         others, as one that makes a page of due jobs ready.
         """
-        slope, kind = self.slope, contents[0].kind
-        if not KINDS[kind].copied:
-            for content in self.filled(contents):
-                self.note(content)
-                if not slope.grown:
-                    return
-            return
-        surer = None if len(contents) > 1 else _deeper(contents[0])
-        for content in self.filled([*contents, *([surer] if surer else [])]):
-            if content == surer and not slope.grown:
+        slope, first = self.slope, contents[0]
+        copied = KINDS[first.kind].copied
+        surer = [first._replace(jobs=first.jobs * DEEPER)] * (copied and len(contents) == 1)
+        for content in self.filled([*contents, *surer]):
+            if content in surer and not slope.grown:
                 return
-            before = slope.costs[-1] if slope.grown else None
+            before = slope.costs[-1] if copied and slope.grown else None
             self.note(content)
-            if before is not None:
-                if slope.costs[-1].buffers < before.buffers * STILL:
-                    slope.level.add(kind)
-                    slope.guilty = None
+            if before is not None and slope.costs[-1].buffers < before.buffers * STILL:
+                slope.level.add(first.kind)
+                slope.guilty = None
+            if before is not None or not (copied or slope.grown):
                 return
 
     def note(self, content: Content) -> None:
@@ -640,7 +601,8 @@ class _Meter:
                     self.enqueue(missing)
                     self.lab.advance(MOMENT)  # not always: a moved clock shows in a plan
                     statements, claims = self._counted(session)
-            _refuse_empty(claims)
+            if not claims:
+                raise _UnmeasurableError(_EMPTY_CLAIM)
             if self.slope.both:
                 more, claims = self._counted(session, claims)
                 statements += more
@@ -649,7 +611,6 @@ class _Meter:
         least = min(costs, key=lambda cost: cost.buffers)
         if not least.buffers:
             raise _UnmeasurableError("the server counts no buffers: track_counts is off")
-        self.slope.claims += REPEATS
         return least
 
     def _release(self, session: Session, claims: Sequence[Claim]) -> None:
@@ -700,14 +661,16 @@ class _Meter:
         return [(longest, lab.touched() - before)], claims
 
     def _explain(self, guilty: str) -> None:
-        """Claim once more, and keep the guilty statement's plan."""
+        """Claim once more; keep the guilty statement's plan, and which index would serve it."""
         session = self.lab.session("w1")
         self.enqueue(1 + self.slope.both)
 
         def see(step: Step) -> None:
             if step.sql == guilty:
                 self.slope.guilty = (guilty, explain(session, step))
-                self._advise(guilty)
+                self.slope.index = index = serving_index(guilty)
+                there = {_comparable(str(one)) for (one,) in self.lab.execute(_INDEXES)}
+                self.slope.served = index is not None and _comparable(index.sql) in there
 
         claims = claimed(drive(session, watched(self._asked(), see)))
         if self.slope.both:
@@ -715,23 +678,12 @@ class _Meter:
         if session.in_transaction:
             session.run("ROLLBACK")
 
-    def _advise(self, guilty: str) -> None:
-        """Note which index would serve a statement, and whether it is there already."""
-        self.slope.index = index = serving_index(guilty)
-        there = {_comparable(str(one)) for (one,) in self.lab.execute(_INDEXES)}
-        self.slope.served = index is not None and _comparable(index.sql) in there
-
 
 def _comparable(index: str) -> str:
     """An index without its own name and its table's: as an author or the server says it."""
     columns = index[index.index("(") :]
     bare = re.sub(r"::[\w. ]+|[()\s]", "", columns).lower()
     return re.sub(r"=anyarray\[([^]]*)\]", r"in\1", bare)
-
-
-def _refuse_empty(claims: Sequence[Claim]) -> None:
-    if not claims:
-        raise _UnmeasurableError("a claim came back empty, although jobs were ready")
 
 
 def _count(session: Session, step: Step) -> tuple[Result, int]:

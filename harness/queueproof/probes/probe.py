@@ -24,6 +24,11 @@ def untold(_fraction: float) -> None:
     """Nobody."""
 
 
+def part_of(tell: Tell, number: int, parts: int) -> Tell:
+    """A listener to one of several parts, told how far that one is."""
+    return lambda fraction: tell((number + fraction) / parts)
+
+
 def telling(points: Sequence[T], tell: Tell) -> Iterator[T]:
     """Points, each with a word of how many are done before it."""
     for number, point in enumerate(points):
