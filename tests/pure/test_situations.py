@@ -72,7 +72,7 @@ def all_meetings(name: str) -> list[Known]:
 @cache
 def meetings(name: str) -> list[Program]:
     """The first meetings of a queue's jobs."""
-    return Suite(offered(name)).meetings(FIRST)
+    return Suite(offered(name)).first(MEETINGS, FIRST)
 
 
 def races(program: Program) -> list[tuple[str, list[str]]]:
@@ -84,7 +84,7 @@ def races(program: Program) -> list[tuple[str, list[str]]]:
 def test_a_seed_draws_the_same_programs_and_crowds() -> None:
     """Another seed has others; each number has its own crowd, read back as it was written."""
     offer = offered("skip_locked.sql")
-    one, again, another = (Suite(offer, seed=seed).meetings(20) for seed in (0, 0, 1))
+    one, again, another = (Suite(offer, seed=seed).first(MEETINGS, 20) for seed in (0, 0, 1))
     assert one == again != another
     assert drawn(pieces_of()) == drawn(pieces_of())
     assert numbered(pieces_of(), 0, 7).program == drawn(pieces_of())[7]
@@ -98,7 +98,7 @@ def test_all_that_a_queue_offers_is_tried(name: str) -> None:
     """Each operation is somebody's act, alone and while the job's life goes on."""
     offer = offered(name)
     wanted = {*offer.queue.offers, "enqueue", "claim"} - {"install", "jobs", "start"}
-    assert wanted <= {do.kind for one in Suite(offer).alone(ALL) for do in acts(one)}
+    assert wanted <= {do.kind for one in Suite(offer).first(ALONE, ALL) for do in acts(one)}
     assert wanted <= {kind for one in meetings(name) for _, kinds in races(one) for kind in kinds}
 
 
@@ -107,7 +107,8 @@ def test_a_late_worker_meets_its_jobs_next_life(told: str) -> None:
     """A completion takes long: its lease is over, the job is taken back, and somebody has it."""
     # So where no attempts are promised, and a recovery might end the job as well.
     queue = load_text(reference("-- max_attempts = 3\n", told), "q.sql")
-    met = [zip(*races(one), strict=True) for one in Suite(Offer(queue, held=False)).meetings(FIRST)]
+    suite = Suite(Offer(queue, held=False))
+    met = [zip(*races(one), strict=True) for one in suite.first(MEETINGS, FIRST)]
     late = [actors for actors, acts in met if acts == (["complete"], ["recover", "claim"])]
     assert late
     assert all(one != other for one, other in late)
@@ -308,7 +309,7 @@ def test_a_job_may_be_taken_for_another_that_it_is_like(*, keyed: bool) -> None:
     offer = replace(offered("skip_locked.sql"), keyed=keyed)
     met = {
         kinds[0]
-        for program in Suite(offer).meetings(FIRST)
+        for program in Suite(offer).first(MEETINGS, FIRST)
         for actor, kinds in races(program)
         if ("producer", ["enqueue"]) in races(program)
         and {"same"} == {job.payload for job in program.specs}

@@ -27,7 +27,7 @@ from queueproof.schedule.conditions import Conditions
 from queueproof.schedule.programs import JobSpec
 from queueproof.search.shrink import find
 from queueproof.search.tokens import decode_token, encode_token
-from queueproof.space.suites import Suite
+from queueproof.space.suites import MEETINGS, Suite
 from queueproof.testing import must_hold
 from tests.fix_labs import LabOf, happens_again, judged, offered
 from tests.fix_places import REFERENCE, SKIP_LOCKED, STRATEGIES, reference
@@ -265,7 +265,7 @@ def test_a_race_is_found(lab_of: LabOf, name: str, guarantee: str) -> None:
     most, schedules = 200, 6  # as many as the quick profile
     assert any(
         one.violation.guarantee == guarantee and not one.violation.doubts
-        for program in Suite(offer).meetings(most)
+        for program in Suite(offer).first(MEETINGS, most)
         for tried in work.tries(Exploration(program, inside, schedules, fixed=1))
         for one in tried.broken
     )

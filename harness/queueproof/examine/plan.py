@@ -354,9 +354,9 @@ class Examination:
         inside = self._inside
         own = own_programs(suite)
         turns = [one for one in own if not one.races]
-        meetings = suite.meetings(profile.meetings)
+        meetings = suite.first(MEETINGS, profile.meetings)
         known: dict[str, list[Exploration]] = {
-            ALONE: [Exploration(one, PLAIN, 1) for one in suite.alone(profile.situations)],
+            ALONE: [Exploration(one, PLAIN, 1) for one in suite.first(ALONE, profile.situations)],
             "own programs": [
                 *(Exploration(one, PLAIN, 1) for one in turns),
                 *(Exploration(one, _NO_INDEX, 1) for one in turns),

@@ -44,12 +44,13 @@ def _stale_recovery(pieces: Pieces) -> Iterator[Program]:
     beats = pieces.offer.queue.jobs_per_worker is None and not pieces.offer.held
     if pieces.lease is None or "heartbeat" not in pieces.offers or not beats:
         return
+    within = script("clock", advance(0.6 * pieces.lease))  # two of them are past it
     for page in sorted({n for n in pieces.constants.numbers if 1 < n <= PAGE} | {SPENT}):
         full = [claim(page)] if pieces.takes_limit else [claim()] * page
         jobs = [heartbeat(n) for n in range(1 if pieces.offer.queue.beats_by_worker else page)]
         dies = script("w2", claim(), crash())
-        lives = in_turn(SETTLE, script("w1", *full), dies, pieces.within())
-        ends = in_turn(script("w1", *jobs), pieces.within(), script("w1", crash()))
+        lives = in_turn(SETTLE, script("w1", *full), dies, within)
+        ends = in_turn(script("w1", *jobs), within, script("w1", crash()))
         yield Program((JobSpec(),) * (page + 1), (*lives, *ends))
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from queueproof.guarantees.guarantee import Guarantee
-from queueproof.schedule.moments import past
+from queueproof.schedule.moments import DAY, past
 from queueproof.schedule.programs import (
     COMPLETE_ALL,
     Do,
@@ -73,9 +73,9 @@ def _no_starvation(pieces: Pieces) -> Iterator[Program]:
         dos = [do for n in range(SPENT) for do in (claim(), fail(n))]
         yield Program((top,) * SPENT + ready, in_turn(SETTLE, script("w1", *dos)))
         # A worker comes by its own failed job again, and by the next one.
-        own = (*in_turn(script("w1", claim(), fail())), *pieces.wait_out())
-        again = in_turn(NEW, SETTLE, script("w1", *[claim()] * 3))
-        yield Program(ONE, (*own, *again), reserve=ONE)
+        own = script("w1", claim(), fail()), script("clock", advance(DAY)), *pieces.reaper()
+        again = NEW, SETTLE, script("w1", *[claim()] * 3)
+        yield Program(ONE, in_turn(*own, *again), reserve=ONE)
 
 
 GUARANTEES = (

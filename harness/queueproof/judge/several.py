@@ -407,12 +407,7 @@ class _Allowed:
     def __init__(self, history: History, declared: Declared) -> None:
         self._calls = history.calls
         self._declared = declared
-        self._of_job: defaultdict[str, list[Call]] = defaultdict(list)
-        self._of_actor: defaultdict[str, list[Ref]] = defaultdict(list)
-        for claim in history.of_kind("claim"):
-            for job in claim.ids:
-                self._of_job[job].append(claim)
-                self._of_actor[claim.actor].append(Ref(claim.index, job))
+        self._claims = history.of_kind("claim")
         ends = history.of_kind("complete", "complete_many", "fail")
         self._ends = [call for call in ends if call.answer == "accepted"]
         beats = history.of_kind("heartbeat")
@@ -421,9 +416,8 @@ class _Allowed:
     def took_twice(self, call: Call) -> bool:
         """True if two claims took one job: the wait between them is the same violation."""
         return call.kind == "claim" and any(
-            other is not call and other.overlaps(call)
-            for job in call.ids
-            for other in self._of_job[job]
+            other is not call and other.overlaps(call) and not set(other.ids).isdisjoint(call.ids)
+            for other in self._claims
         )
 
     def may_wait(self, call: Call, blocker: Call | None) -> bool:
@@ -449,7 +443,9 @@ class _Allowed:
             ended = {ref for end in self._ends if end.is_over_before(call) for ref in end.refs}
             # A worker that must beat itself may be late though it has no job.
             ended = set() if self._declared.worker_heartbeat else ended
-            mine += [ref for ref in self._of_actor[call.actor] if ref not in ended]
+            own = [claim for claim in self._claims if claim.actor == call.actor]
+            refs = [Ref(claim.index, job) for claim in own for job in claim.ids]
+            mine += [ref for ref in refs if ref not in ended]
         takes = blocker.kind in {"claim", "recover"}
         if takes and any(self._maybe_stale(ref, call) for ref in mine):
             return True

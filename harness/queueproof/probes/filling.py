@@ -150,15 +150,13 @@ class Filling:
                 f"SELECT {table.identity} AS known FROM {table.rows}"
             )
 
-    def _is_new(self, table: _Table) -> str:
-        return f"NOT EXISTS (SELECT FROM before_{table.number} WHERE known = {table.identity})"
-
     def _plant(self, table: _Table) -> bool:
         """Set a table's new rows aside; True when there are about as many as new jobs."""
         columns = ", ".join(column.name for column in table.columns)
+        known = f"SELECT FROM before_{table.number} WHERE known = {table.identity}"
         self._session.run(
             f"CREATE TEMP TABLE seeds_{table.number} AS "
-            f"SELECT {columns} FROM {table.rows} WHERE {self._is_new(table)}"
+            f"SELECT {columns} FROM {table.rows} WHERE NOT EXISTS ({known})"
         )
         rows = execute(self._session, Step(f"SELECT * FROM seeds_{table.number}")).rows
         for column in table.columns:
@@ -187,8 +185,6 @@ class Filling:
         Raises:
             NotMultipliedError: It does not, or its tables refuse the copies.
         """
-        if not self.leaves_rows:
-            return
         wanted = -(-jobs // SEEDS) - 1
         try:
             if not self._copies and wanted > TRIAL:

@@ -21,7 +21,7 @@ from queueproof.run.runner import SURE, Runner
 from queueproof.schedule.conditions import PLANNED, Conditions
 from queueproof.schedule.programs import Program
 from queueproof.search.shrink import Failure, breaches, one_by_one, shrink
-from queueproof.space.suites import Suite
+from queueproof.space.suites import ALONE, Suite
 
 # A name of a prepared statement that is not known, or known already.
 _NAMES = frozenset({"26000", "42P05"})
@@ -49,7 +49,7 @@ class ThroughPgbouncer(Probe):
 
     def points(self, offer: Offer, level: int, /) -> Sequence[Program]:
         """Programs in which workers act in turn; none where PgBouncer is not there to run them."""
-        return Suite(offer).alone(PROGRAMS[level]) if find_pgbouncer() else ()
+        return Suite(offer).first(ALONE, PROGRAMS[level]) if find_pgbouncer() else ()
 
     def watch(self, lab: Lab, offer: Offer, level: int, tell: Tell) -> Seen:
         """Measure; a PgBouncer that does not start is no fault of the server's."""

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 
 from queueproof.queues.offer import Offer
 from queueproof.schedule.actors import PROMOTER
-from queueproof.schedule.moments import DAY, MOMENT, past
+from queueproof.schedule.moments import MOMENT, past
 from queueproof.schedule.programs import (
     ALIGN,
     PROMOTE,
@@ -80,14 +80,6 @@ class Pieces:
         reaper = (script("reaper", RECOVER),) if "recover" in self.offers else ()
         return (*reaper, script(PROMOTER, PROMOTE)) if "promote" in self.offers else reaper
 
-    def within(self) -> Script:
-        """A move of the clock well inside a lease; two of them are past it."""
-        return script("clock", advance(0.6 * (self.lease or 0.0)))
-
-    def wait_out(self) -> tuple[Stage, ...]:
-        """A move of the clock past every backoff and delay, and what makes due jobs claimable."""
-        return in_turn(script("clock", advance(DAY)), *self.reaper())
-
     def enders(self, nth: int = 0) -> list[Do]:
         """The operations by which a worker acts on a job that it claimed."""
         known = {"complete": complete(nth), "fail": fail(nth), "heartbeat": heartbeat(nth)}
@@ -128,6 +120,6 @@ class Pieces:
         known = [completing_and_claiming(one) for one in plain if self.joins]
         return [*plain, *(one for one in dict.fromkeys(known) if one.does("complete_and_claim"))]
 
-    def through_only(self, programs: Iterable[Program]) -> list[Program]:
+    def through_only(self, programs: Iterable[Program]) -> Iterator[Program]:
         """Those of some programs that do the operation that is asked for; all where none is."""
-        return [one for one in programs if self.through is None or one.does(self.through)]
+        return (one for one in programs if self.through is None or one.does(self.through))

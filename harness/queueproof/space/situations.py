@@ -448,10 +448,9 @@ class Space:
                     left = self._looks(deed)[-1] if begins else ()
                     make = partial(self._program, at, (deed.script, slow), left, lost=lost)
                     yield Known(what, (*stands, *what), make, self._length(at), steps=1)
-                for walk in self._walks(at, deed):
-                    other = self._script(deed, walk)
+                for walk, other in self._walks(at, deed):
                     key = (at.key, frozenset((deed.script, other)))
-                    if other is None or key in seen:
+                    if key in seen:
                         continue
                     seen.add(key)
                     kinds = frozenset(do.kind for do in other[1])
@@ -592,7 +591,7 @@ class Space:
         by = _claim_of(had, deed.do) if deed.do.kind in _BY_A_CLAIM else had[-1]
         return dict(zip_longest(map(id, at.claims), at.ends, fillvalue="holder"))[id(by)]
 
-    def _walks(self, at: Situation, deed: Deed) -> Iterator[tuple[Deed, ...]]:
+    def _walks(self, at: Situation, deed: Deed) -> Iterator[tuple[tuple[Deed, ...], Script]]:
         """Acts that may go on while one is under way: any, or several that come to something."""
         here = {at.key}
         paths: list[tuple[tuple[Deed, ...], Situation]] = [((), at)]
@@ -604,12 +603,15 @@ class Space:
                     if one.actor == "clock" and one.after.over:
                         continue
                     comes_to_something = one.after.key not in here
-                    if (comes_to_something or length == 1) and self._script(deed, walk):
-                        if comes_to_something:
-                            here.add(one.after.key)
-                            further.append((walk, one.after))
-                        if one.actor != "clock":
-                            yield walk
+                    if not (comes_to_something or length == 1):
+                        continue
+                    if (other := self._script(deed, walk)) is None:
+                        continue
+                    if comes_to_something:
+                        here.add(one.after.key)
+                        further.append((walk, one.after))
+                    if one.actor != "clock":
+                        yield walk, other
             paths = further
 
     def _script(self, deed: Deed, walk: tuple[Deed, ...]) -> Script | None:

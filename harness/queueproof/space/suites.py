@@ -49,24 +49,14 @@ class Suite(Pieces):
         self._seed = seed
         self._ordered: dict[str, list[Known]] = {}
 
-    def alone(self, count: int) -> list[Program]:
-        """Acts in situations of a job's life, so many."""
-        return self.first(ALONE, count)
-
-    def meetings(self, count: int) -> list[Program]:
-        """The same while the job's life goes on."""
-        return self.first(MEETINGS, count)
-
     def first(self, what: str, count: int) -> list[Program]:
         """The first programs of a kind, one of each sort before a second one of any.
 
         Args:
-            what: `ALONE`, `MEETINGS`, `SPLIT`, or a fault: acts that come to something, with that
-                at any of their steps.
+            what: `ALONE`: acts in situations of a job's life; `MEETINGS`: the same while that goes
+                on; `SPLIT`; or a fault: acts that come to something, with that at any step.
         """
-        programs = worn(self._every(what), self, self._seed)
-        if self.through is not None:
-            programs = (one for one in programs if one.does(self.through))
+        programs = self.through_only(worn(self._every(what), self, self._seed))
         return list(dict.fromkeys(islice(programs, count)))
 
     def known(self, what: str) -> int:
