@@ -76,19 +76,15 @@ GUARANTEES = (
         sentence="No job is held by two workers at once.",
         why="the job's effect happens twice: two mails, two payments",
         source="https://www.postgresql.org/docs/current/sql-select.html (The Locking Clause)",
-        wild=(
-            "A SELECT finds a free job and an UPDATE by its id marks it: two workers read the same "
-            "row before either writes. One UPDATE ... WHERE id = (SELECT ...) is no better: a "
-            "second one waits for the first and then looks at the row's id again, but does not "
-            "run the sub-select again. A row lock without a transaction around it does not help "
-            "either: the lock ends with its own statement."
-        ),
-        safe=(
-            "One statement locks and marks: `UPDATE jobs SET ... WHERE id = ANY (ARRAY(SELECT id "
-            "FROM jobs WHERE ... ORDER BY ... LIMIT n FOR UPDATE SKIP LOCKED))`. Without `SKIP "
-            "LOCKED` a second claim waits for the first, and does not look for another job when "
-            "it goes on."
-        ),
+        wild="""A SELECT finds a free job and an UPDATE by its id marks it: two workers read the
+            same row before either writes. One UPDATE ... WHERE id = (SELECT ...) is no better:
+            a second one waits for the first and then looks at the row's id again, but does not
+            run the sub-select again. A row lock without a transaction around it does not help
+            either: the lock ends with its own statement.""",
+        safe="""One statement locks and marks: `UPDATE jobs SET ... WHERE id = ANY (ARRAY(SELECT
+            id FROM jobs WHERE ... ORDER BY ... LIMIT n FOR UPDATE SKIP LOCKED))`. Without `SKIP
+            LOCKED` a second claim waits for the first, and does not look for another job when
+            it goes on.""",
         example="single_claim_select_then_update",
         acknowledged=True,
         lacking="overlapping claims",
@@ -99,15 +95,11 @@ GUARANTEES = (
         sentence="A claim never takes more than its limit, whatever plan the server chooses.",
         why="one worker swallows the whole queue, and its leases run out while it works",
         source="https://github.com/oban-bg/oban/issues/4",
-        wild=(
-            "UPDATE ... WHERE id IN (SELECT ... LIMIT n FOR UPDATE SKIP LOCKED): under a nested "
-            "loop the sub-select runs once per outer row, and each run passes over the rows just "
-            "taken. It looks right until the planner's statistics change."
-        ),
-        safe=(
-            "Have the sub-select run once: `WHERE id = ANY (ARRAY(SELECT ...))`, or `WITH next AS "
-            "MATERIALIZED (SELECT ...)` and a join with it."
-        ),
+        wild="""UPDATE ... WHERE id IN (SELECT ... LIMIT n FOR UPDATE SKIP LOCKED): under a
+            nested loop the sub-select runs once per outer row, and each run passes over the
+            rows just taken. It looks right until the planner's statistics change.""",
+        safe="""Have the sub-select run once: `WHERE id = ANY (ARRAY(SELECT ...))`, or `WITH
+            next AS MATERIALIZED (SELECT ...)` and a join with it.""",
         lacking="claims while more jobs were free than a claim may take",
         probe="plans",
     ),
@@ -117,15 +109,11 @@ GUARANTEES = (
         sentence="Jobs that are free are claimed in the declared order.",
         why="urgent work, or what came first, waits behind the rest",
         source="https://github.com/procrastinate-org/procrastinate/issues/212",
-        wild=(
-            "The claim has no ORDER BY, or sorts one page of the oldest rows: jobs come as the "
-            "plan and the table happen to hold them. Or priorities are text, or run lowest first "
-            "where highest first was meant."
-        ),
-        safe=(
-            "`ORDER BY priority DESC, id` (with priority a number) in the very query that has the "
-            "LIMIT and the lock, and an index in that order; no CACHE on the sequence of ids."
-        ),
+        wild="""The claim has no ORDER BY, or sorts one page of the oldest rows: jobs come as
+            the plan and the table happen to hold them. Or priorities are text, or run lowest
+            first where highest first was meant.""",
+        safe="""`ORDER BY priority DESC, id` (with priority a number) in the very query that has
+            the LIMIT and the lock, and an index in that order; no CACHE on the sequence of ids.""",
         asks="an order other than none in the header",
         needs=lambda offer: "no order is declared" if offer.queue.order == "none" else None,
         programs=_order,
@@ -138,15 +126,11 @@ GUARANTEES = (
         sentence="A job is not claimed before its time, nor before its enqueue commits.",
         why="a reminder is sent before it is due, or for an order that is not committed",
         source="https://github.com/pgmq/pgmq/issues/367",
-        wild=(
-            "The delay is asked of retries only, is rounded to whole seconds, or is written by a "
-            "second statement after the INSERT has committed."
-        ),
-        safe=(
-            "INSERT the job with its run_at, in full precision, in one statement: "
-            "`clock_timestamp() + delay`. Every claim, the first attempt's too, asks for `run_at "
-            "<= now()`."
-        ),
+        wild="""The delay is asked of retries only, is rounded to whole seconds, or is written
+            by a second statement after the INSERT has committed.""",
+        safe="""INSERT the job with its run_at, in full precision, in one statement:
+            `clock_timestamp() + delay`. Every claim, the first attempt's too, asks for `run_at
+            <= now()`.""",
         programs=_not_early,
         acknowledged=True,
         timed=True,
@@ -157,15 +141,11 @@ GUARANTEES = (
         sentence="A worker of one queue never gets another queue's job.",
         why="jobs run where their code is not deployed",
         source="https://www.inferable.ai/blog/posts/postgres-skip-locked",
-        wild=(
-            "The queue's name is compared by LIKE or as a prefix: to LIKE, mail_in is mail-in as "
-            "well. Or the optional filter (queue = :queue OR :queue IS NULL) is inverted, and "
-            "every job passes."
-        ),
-        safe=(
-            "`WHERE queue = :queue` in the query that chooses the rows, and first in its index; "
-            "claims, takeovers and recoveries leave the job's queue as it is."
-        ),
+        wild="""The queue's name is compared by LIKE or as a prefix: to LIKE, mail_in is mail-in
+            as well. Or the optional filter (queue = :queue OR :queue IS NULL) is inverted, and
+            every job passes.""",
+        safe="""`WHERE queue = :queue` in the query that chooses the rows, and first in its
+            index; claims, takeovers and recoveries leave the job's queue as it is.""",
         example="routing_inverted_filter",
         asks="queue as a parameter of both enqueue and claim",
         needs=lambda offer: (
@@ -181,16 +161,12 @@ GUARANTEES = (
         sentence="Never more running jobs than the declared cap.",
         why="the dependency that the cap protects is overrun",
         source="https://github.com/janbjorge/pgqueuer/issues/761",
-        wild=(
-            "The claim counts the running jobs: two claims count the same number in their "
-            "snapshots, and both fill the gap. Or a worker that has lost its job frees the slot of "
-            "the next one."
-        ),
-        safe=(
-            "A slot is a row: claim free slots as free jobs are claimed, with `FOR UPDATE SKIP "
-            "LOCKED`, or have a unique index refuse the second holder. Free it only in the fenced "
-            "statement that ends the attempt."
-        ),
+        wild="""The claim counts the running jobs: two claims count the same number in their
+            snapshots, and both fill the gap. Or a worker that has lost its job frees the slot
+            of the next one.""",
+        safe="""A slot is a row: claim free slots as free jobs are claimed, with `FOR UPDATE
+            SKIP LOCKED`, or have a unique index refuse the second holder. Free it only in the
+            fenced statement that ends the attempt.""",
         example="concurrency_limit_count_then_claim",
         asks="concurrency_limit in the header",
         needs=lambda offer: (

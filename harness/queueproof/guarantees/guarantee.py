@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, NamedTuple
 
 from queueproof.queues.offer import Offer
@@ -40,6 +40,8 @@ class Variation(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class Guarantee:
     """One sentence that a queue keeps or breaks.
+
+    In texts a line's end is a space, as in a paragraph.
 
     Attributes:
         id: Public and frozen: it stands in files, reports and exit messages.
@@ -101,6 +103,11 @@ class Guarantee:
     waits: bool = False
     shows_late: bool = False
     whys: Mapping[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for one in fields(self):
+            if isinstance(text := getattr(self, one.name), str):
+                object.__setattr__(self, one.name, " ".join(text.split()))
 
     @property
     def faults(self) -> bool:

@@ -72,25 +72,19 @@ def _fencing(pieces: Pieces) -> Iterator[Program]:
 GUARANTEES = (
     Guarantee(
         id="stale-recovery",
-        called=(
-            "visibility timeout, heartbeat, stuck job, stalled job, lost job, orphaned job, "
-            "abandoned job, crashed worker"
-        ),
+        called="""visibility timeout, heartbeat, stuck job, stalled job, lost job, orphaned job,
+            abandoned job, crashed worker""",
         sentence="A crashed worker's job becomes claimable once its lease has run out.",
         why="a deployment or a crash strands the jobs that were running",
         source="https://github.com/RealOrangeOne/django-tasks/issues/46",
-        wild=(
-            "The claim leaves the lease NULL until the first heartbeat: a worker that dies before "
-            "it is never noticed. Or the reaper looks at a page or at the last hours only, or "
-            "passes over jobs without an attempt left, which stay running for ever. Or, the "
-            "commonest of all, nothing takes anything back."
-        ),
-        safe=(
-            "Begin the lease in the claim itself. Recover every row `WHERE status = 'running' AND "
-            "locked_at < now() - lease`, and end there, as failed, the jobs that have no attempt "
-            'left. Where a person is to look after them, declare it: `stale = "stays"`; where a '
-            'claim ends the job: `delivery = "at-most-once"`.'
-        ),
+        wild="""The claim leaves the lease NULL until the first heartbeat: a worker that dies
+            before it is never noticed. Or the reaper looks at a page or at the last hours only,
+            or passes over jobs without an attempt left, which stay running for ever. Or, the
+            commonest of all, nothing takes anything back.""",
+        safe="""Begin the lease in the claim itself. Recover every row `WHERE status = 'running'
+            AND locked_at < now() - lease`, and end there, as failed, the jobs that have no
+            attempt left. Where a person is to look after them, declare it: `stale = "stays"`;
+            where a claim ends the job: `delivery = "at-most-once"`.""",
         example="stale_recovery_null_lease",
         needs=followed,
         accepted=lambda offer: 'stale = "stays"' if offer.queue.stale == "stays" else "",
@@ -110,21 +104,16 @@ GUARANTEES = (
         )
         | {"heartbeat": "a worker gives up a job that is still its own"},
         source="https://github.com/janbjorge/pgqueuer/issues/430",
-        wild=(
-            "The reaper reads the stale jobs and frees them by id, or by UPDATE ... WHERE id IN "
-            "(SELECT ...) without a lock: a heartbeat or a new claim that came in between is "
-            "undone. Or the heartbeat moves a column that the reaper does not read. Or each worker "
-            "that begins requeues all that runs, as if no other were there."
-        ),
-        safe=(
-            "The statement that frees a job asks of the row that it locks whether the lease has "
-            "run out: `FOR UPDATE SKIP LOCKED` in the sub-select, or the same condition again in "
-            "the UPDATE's own WHERE."
-        ),
-        safe_by_itself=(
-            "The operation that was refused asks for what the claim wrote into the row, its worker "
-            "and its attempt, and for nothing else. A heartbeat that spares a write still answers."
-        ),
+        wild="""The reaper reads the stale jobs and frees them by id, or by UPDATE ... WHERE id
+            IN (SELECT ...) without a lock: a heartbeat or a new claim that came in between is
+            undone. Or the heartbeat moves a column that the reaper does not read. Or each
+            worker that begins requeues all that runs, as if no other were there.""",
+        safe="""The statement that frees a job asks of the row that it locks whether the lease
+            has run out: `FOR UPDATE SKIP LOCKED` in the sub-select, or the same condition again
+            in the UPDATE's own WHERE.""",
+        safe_by_itself="""The operation that was refused asks for what the claim wrote into the
+            row, its worker and its attempt, and for nothing else. A heartbeat that spares a
+            write still answers.""",
         example="live_lease_two_step",
         asks="a lease in the header, or a claim that ends inside its transaction",
         needs=_expiry,
@@ -135,10 +124,8 @@ GUARANTEES = (
     Guarantee(
         id="fencing",
         called="fencing token, lost lease, late completion, late heartbeat, zombie worker",
-        sentence=(
-            "After a worker has lost its job, nothing that it sends for that attempt is accepted, "
-            "even if it has claimed the same job again."
-        ),
+        sentence="""After a worker has lost its job, nothing that it sends for that attempt is
+            accepted, even if it has claimed the same job again.""",
         why="a paused worker wakes up and marks somebody else's attempt as done",
         whys={
             "complete alone": "the answer of an attempt that was given up ends the one that runs",
@@ -148,21 +135,15 @@ GUARANTEES = (
             " the holder dies, nobody notices",
         },
         source="https://martin.kleppmann.com/2016/02/08/how-to-do-distributed-locking.html",
-        wild=(
-            "`complete`, `fail` or `heartbeat` checks only the id or the worker's name. A worker "
-            "wakes up after its lease has expired. It then ends the next worker's attempt, or it "
-            "ends its own second attempt with the result of its first."
-        ),
-        safe=(
-            "Give each attempt a token, for example the count that the claim raises, and ask for "
-            "it: `UPDATE jobs SET ... WHERE id = :id AND status = 'running' AND attempts = "
-            ":attempt`. If no row changes, the worker has lost the job, and must be told."
-        ),
+        wild="""`complete`, `fail` or `heartbeat` checks only the id or the worker's name. A
+            worker wakes up after its lease has expired. It then ends the next worker's attempt,
+            or it ends its own second attempt with the result of its first.""",
+        safe="""Give each attempt a token, for example the count that the claim raises, and ask
+            for it: `UPDATE jobs SET ... WHERE id = :id AND status = 'running' AND attempts =
+            :attempt`. If no row changes, the worker has lost the job, and must be told.""",
         example="fencing_id_only",
-        asks=(
-            "complete, complete_many or fail, and a way to lose a job: "
-            "a lease in the header, or a fail after which the job is tried again"
-        ),
+        asks="""complete, complete_many or fail, and a way to lose a job: a lease in the header,
+            or a fail after which the job is tried again""",
         needs=_losing,
         programs=_fencing,
         acknowledged=True,

@@ -65,20 +65,14 @@ GUARANTEES = (
         sentence="A job is attempted at most max_attempts times, crashes included.",
         why="a job that cannot succeed, or that kills its worker, is tried for ever",
         source="https://github.com/elizaOS/eliza/issues/10854",
-        wild=(
-            "Only failures are counted: a job that kills its worker is handed out for ever. Or one "
-            "path does not ask: the recovery knows a default and not the job's own max_attempts, "
-            "or <= grants one attempt more."
-        ),
-        safe=(
-            "The claim counts (`attempts = attempts + 1`), so that crashes count. fail and the "
-            "recovery both end the job where `attempts >= max_attempts`, the row's own."
-        ),
-        safe_alone=(
-            "The claim counts (`attempts = attempts + 1`), so that crashes count. If your claim "
-            "takes jobs over by itself, end exhausted jobs there, or add a recover block. fail "
-            "ends the job where `attempts >= max_attempts`, the row's own."
-        ),
+        wild="""Only failures are counted: a job that kills its worker is handed out for ever.
+            Or one path does not ask: the recovery knows a default and not the job's own
+            max_attempts, or <= grants one attempt more.""",
+        safe="""The claim counts (`attempts = attempts + 1`), so that crashes count. fail and
+            the recovery both end the job where `attempts >= max_attempts`, the row's own.""",
+        safe_alone="""The claim counts (`attempts = attempts + 1`), so that crashes count. If
+            your claim takes jobs over by itself, end exhausted jobs there, or add a recover
+            block. fail ends the job where `attempts >= max_attempts`, the row's own.""",
         example="retry_bound_crash_not_counted",
         programs=_retry_bound,
         asks="max_attempts in the header, and fail or a lease",
@@ -89,23 +83,19 @@ GUARANTEES = (
     Guarantee(
         id="retry-given",
         called="missing retry, a job that is not retried",
-        sentence=(
-            "A job that failed, or whose worker crashed, is tried again while it has attempts left."
-        ),
+        sentence="""A job that failed, or whose worker crashed, is tried again while it has
+            attempts left.""",
         why="a passing fault, or a worker that dies, ends a job for good",
         source=(
             "https://github.com/inferablehq/inferable/blob/c67acb8/"
             "control-plane/src/modules/jobs/self-heal-jobs.ts"
         ),
-        wild=(
-            "One attempt is counted twice, by the claim and by the recovery, or by a fail that was "
-            "sent again because its answer was lost: the job is given up with attempts left."
-        ),
-        safe=(
-            "Count in the claim only; fail and the recovery compare: `CASE WHEN attempts < "
-            "max_attempts THEN 'queued' ELSE 'failed' END`. Fence fail, so that the second of two "
-            "changes nothing."
-        ),
+        wild="""One attempt is counted twice, by the claim and by the recovery, or by a fail
+            that was sent again because its answer was lost: the job is given up with attempts
+            left.""",
+        safe="""Count in the claim only; fail and the recovery compare: `CASE WHEN attempts <
+            max_attempts THEN 'queued' ELSE 'failed' END`. Fence fail, so that the second of two
+            changes nothing.""",
         example="retry_given_crash_counted_twice",
         asks="max_attempts in the header, and fail or a lease",
         needs=_bound,
@@ -115,24 +105,19 @@ GUARANTEES = (
     Guarantee(
         id="backoff",
         called="retry, exponential backoff, retry delay, retry storm",
-        sentence=(
-            "A failed job waits before its next attempt; the wait grows, is capped, and never "
-            "overflows."
-        ),
+        sentence="""A failed job waits before its next attempt; the wait grows, is capped, and
+            never overflows.""",
         why="a failing dependency is hammered, or a job comes back in the year 9999, or never",
         source="https://github.com/riverqueue/river/pull/698",
-        wild=(
-            "The cap is applied after the power: from some attempt on the product is no interval "
-            "any more, and fail itself fails. Or the wait counts from now(), which stands still in "
-            "a long transaction, and is over before it begins. Or what was caught does not fit, "
-            "and fail itself fails: a column of 255 characters, JSON put together by hand."
-        ),
-        safe=(
-            "Cap the exponent, then the wait, and count from the real time: `run_at = "
-            "clock_timestamp() + least(interval '1 hour', interval '5 seconds' * 2 ^ "
-            "least(attempts - 1, 16))`. What was caught goes into a text column, cut, or through "
-            "`to_jsonb`: it has quotes, line ends and the length of a traceback."
-        ),
+        wild="""The cap is applied after the power: from some attempt on the product is no
+            interval any more, and fail itself fails. Or the wait counts from now(), which
+            stands still in a long transaction, and is over before it begins. Or what was caught
+            does not fit, and fail itself fails: a column of 255 characters, JSON put together
+            by hand.""",
+        safe="""Cap the exponent, then the wait, and count from the real time: `run_at =
+            clock_timestamp() + least(interval '1 hour', interval '5 seconds' * 2 ^
+            least(attempts - 1, 16))`. What was caught goes into a text column, cut, or through
+            `to_jsonb`: it has quotes, line ends and the length of a traceback.""",
         example="backoff_overflow",
         asks="fail, and backoff in the header",
         needs=_waiting,
@@ -145,15 +130,11 @@ GUARANTEES = (
         sentence="A completed or failed job never runs again.",
         why="finished work is done again, or a failed job counts as completed",
         source="https://github.com/riverqueue/river/issues/1302",
-        wild=(
-            "complete leaves the lease in place, and the recovery asks for old leases without "
-            "asking for the status. Or the recovery reads the stale jobs and requeues by id one "
-            "that its late worker completes in between."
-        ),
-        safe=(
-            "complete, fail and recover change a job only if its row still says `status = "
-            "'running'`. complete and fail set the end and clear the lease in one UPDATE."
-        ),
+        wild="""complete leaves the lease in place, and the recovery asks for old leases without
+            asking for the status. Or the recovery reads the stale jobs and requeues by id one
+            that its late worker completes in between.""",
+        safe="""complete, fail and recover change a job only if its row still says `status =
+            'running'`. complete and fail set the end and clear the lease in one UPDATE.""",
         undone=True,
         example="final_state_completed_lease",
         asks="complete, complete_many or fail",
@@ -167,17 +148,14 @@ GUARANTEES = (
         sentence="Every enqueued job ends completed or failed, or can still be claimed.",
         why="work that was accepted is never done, and nobody is told",
         source="https://github.com/riverqueue/river/pull/619",
-        wild=(
-            "Cleanup goes by age and deletes jobs that still wait, or fail takes the row out and "
-            "puts it back in two transactions. Or claims begin above a mark: ids are given out "
-            "before the commit, and an enqueue that commits late is below it."
-        ),
-        safe=(
-            "One transaction for each change of state, and one statement where a row moves: `WITH "
-            "due AS (DELETE ... RETURNING *) INSERT ... SELECT FROM due`. Cleanup deletes only "
-            "`WHERE status IN ('completed', 'failed')`, where the end is old; no claim or promote "
-            "passes over jobs by age, id, the time of its last tick or a flag kept elsewhere."
-        ),
+        wild="""Cleanup goes by age and deletes jobs that still wait, or fail takes the row out
+            and puts it back in two transactions. Or claims begin above a mark: ids are given
+            out before the commit, and an enqueue that commits late is below it.""",
+        safe="""One transaction for each change of state, and one statement where a row moves:
+            `WITH due AS (DELETE ... RETURNING *) INSERT ... SELECT FROM due`. Cleanup deletes
+            only `WHERE status IN ('completed', 'failed')`, where the end is old; no claim or
+            promote passes over jobs by age, id, the time of its last tick or a flag kept
+            elsewhere.""",
         example="no_lost_job_cleanup",
         programs=_no_lost_job,
         acknowledged=True,

@@ -89,15 +89,12 @@ GUARANTEES = (
             "recover": "jobs of crashed workers stay away as long as one worker is slow",
         },
         source="https://www.postgresql.org/docs/current/explicit-locking.html",
-        wild=(
-            "FOR UPDATE without SKIP LOCKED, a recovery that is a plain UPDATE, or a counter that "
-            "every claim writes: each worker waits for the one before it, however many there are."
-        ),
-        safe=(
-            "Use `FOR UPDATE SKIP LOCKED` in the claim and in the recovery, and no row that every "
-            "worker writes. Where one at a time is enough, `pg_try_advisory_xact_lock` lets the "
-            "others pass."
-        ),
+        wild="""FOR UPDATE without SKIP LOCKED, a recovery that is a plain UPDATE, or a counter
+            that every claim writes: each worker waits for the one before it, however many there
+            are.""",
+        safe="""Use `FOR UPDATE SKIP LOCKED` in the claim and in the recovery, and no row that
+            every worker writes. Where one at a time is enough, `pg_try_advisory_xact_lock` lets
+            the others pass.""",
         programs=_non_blocking,
         lacking="operations that overlapped another",
         waits=True,
@@ -108,15 +105,11 @@ GUARANTEES = (
         sentence="Operations that run at the same time never deadlock.",
         why="operations are aborted at random under load",
         source="https://github.com/timgit/pg-boss/issues/282",
-        wild=(
-            "A batch is locked in the order in which its worker names it, or two operations lock "
-            "two shared rows in opposite orders: PostgreSQL aborts one of them with 40P01."
-        ),
-        safe=(
-            "One order for all: `SELECT ... WHERE id = ANY (:ids) ORDER BY id FOR UPDATE` before a "
-            "batch is changed, and shared rows in the same order in every operation. `SKIP LOCKED` "
-            "wherever a job may be passed over: who does not wait cannot deadlock."
-        ),
+        wild="""A batch is locked in the order in which its worker names it, or two operations
+            lock two shared rows in opposite orders: PostgreSQL aborts one of them with 40P01.""",
+        safe="""One order for all: `SELECT ... WHERE id = ANY (:ids) ORDER BY id FOR UPDATE`
+            before a batch is changed, and shared rows in the same order in every operation.
+            `SKIP LOCKED` wherever a job may be passed over: who does not wait cannot deadlock.""",
         programs=_no_deadlock,
         lacking="operations that overlapped another",
     ),
@@ -126,15 +119,11 @@ GUARANTEES = (
         sentence="A job that cannot run now does not block ready jobs behind it.",
         why="the queue stands still although there is work",
         source="https://github.com/oban-bg/oban/issues/1498",
-        wild=(
-            "The LIMIT is used up before it is asked what may run: jobs that are delayed, running "
-            "or out of attempts fill the page at the head of the queue, and hide all ready ones "
-            "behind them."
-        ),
-        safe=(
-            "Every condition for a job to run stands in the query that has the LIMIT and `FOR "
-            "UPDATE SKIP LOCKED`; nothing is filtered out of its result."
-        ),
+        wild="""The LIMIT is used up before it is asked what may run: jobs that are delayed,
+            running or out of attempts fill the page at the head of the queue, and hide all
+            ready ones behind them.""",
+        safe="""Every condition for a job to run stands in the query that has the LIMIT and `FOR
+            UPDATE SKIP LOCKED`; nothing is filtered out of its result.""",
         example="no_starvation_limit_before_filter",
         programs=_no_starvation,
         acknowledged=True,
