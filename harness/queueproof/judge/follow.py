@@ -50,14 +50,12 @@ def check_lives(
 
 
 def _follow(declared: Declared, lives: Lives, job: str, life: Life) -> CheckResult:
-    check = _JobCheck(declared, lives, job, life)
-    check.run(lives.certain(life.acts))
+    check = _JobCheck(declared, lives, job, life, lives.certain(life.acts))
     for later in (False, True):
         # A call that was not answered may have met any job, and with many such calls the
         # explanations are too many: only a life that has none without them is read with them.
         if not check.explained and (more := lives.possible(life.acts, later=later)):
-            check = _JobCheck(declared, lives, job, life)
-            check.run(more)
+            check = _JobCheck(declared, lives, job, life, more)
     return check.findings
 
 
@@ -116,89 +114,97 @@ def _plainest_last(config: _Config) -> tuple[int, Phase]:
 class _JobCheck:
     """Follows one job through a history.
 
+    Args:
+        acts: What is taken for its life.
+
     Attributes:
         findings: The first violation in the job's life, or the evidence of a sound one.
     """
 
-    def __init__(self, declared: Declared, lives: Lives, job: str, life: Life) -> None:
+    def __init__(
+        self, declared: Declared, lives: Lives, job: str, life: Life, acts: Sequence[Act]
+    ) -> None:
         self.declared = declared
         self.lives = lives
         self.job = job
         self.life = life
+        self.acts = acts
+        enqueued = any(act.kind == "enqueue" for act in acts)
+        # A job that nobody enqueued was put there by the queue's own schema.
+        first = Job() if enqueued else Job(phase=Phase.QUEUED)
+        self.configs = [_Config(first, frozenset())]
+        self.open: set[int] = set()  # acts that are under way
         self.findings = CheckResult()
         self.contradicted = False  # by an observation
         self.starved: Violation | None = None  # if it is claimed later; otherwise it may be lost
         self.seen: tuple[State | None, float] = None, 0.0  # its state as last shown, and since when
+        self._run()
 
     @property
     def explained(self) -> bool:
         """True when the acts explain all that was answered and observed."""
         return not self.findings.violations and not self.contradicted
 
-    def run(self, acts: Sequence[Act]) -> None:
+    def _run(self) -> None:
         """Find an order of the acts that the specification allows, or where there is none."""
-        enqueued = any(act.kind == "enqueue" for act in acts)
-        # A job that nobody enqueued was put there by the queue's own schema.
-        first = Job() if enqueued else Job(phase=Phase.QUEUED)
-        configs = [_Config(first, frozenset())]
-        events = sorted(
-            [(act.call.invoked, 0, n) for n, act in enumerate(acts)]
-            + [(act.call.returned, 1, n) for n, act in enumerate(acts) if act.call.returned]
-        )
-        open_acts: set[int] = set()
-        for _, is_return, n in events:
+        calls = [(n, act.call) for n, act in enumerate(self.acts)]
+        events = [(call.invoked, 0, n) for n, call in calls]
+        events += [(call.returned, 1, n) for n, call in calls if call.returned]
+        for _, is_return, n in sorted(events):
             if not is_return:
-                open_acts.add(n)
+                self.open.add(n)
                 continue
-            act = acts[n]
+            act = self.acts[n]
             if act.kind in {"jobs", "sweep"}:
-                open_acts.discard(n)
-                configs, _ = self._explore(configs, acts, open_acts)
+                self.open.discard(n)
+                self.configs, _ = self._explore()
             # What makes a pass worth something: the moments at which it could have failed.
-            if note := self._tested(configs[0].job, act):
+            if note := self._tested(act):
                 self.findings.evidence[note] += 1
             if act.kind in {"claim", "recover"}:  # what was seen before says nothing of its wait
                 self.seen = None, act.call.ended
             if act.kind == "jobs":
                 if act.seen != self.seen[0]:
                     self.seen = act.seen, act.call.began
-                agreeing = _agreeing(configs, act)
+                agreeing = [config for config in self.configs if _agrees(config.job, act)]
                 self.contradicted = self.contradicted or not agreeing
-                configs = agreeing or configs
-                continue
-            if act.kind == "sweep":
-                self.starved = self.starved or self._starved(act, configs)
-                if violation := self._stranded(act, configs):
+                self.configs = agreeing or self.configs
+            elif act.kind == "sweep":
+                self.starved = self.starved or self._starved(act)
+                if violation := self._stranded(act):
                     self.findings.violations.append(violation)
                     return
-                continue
-            reached, breach = self._explore(configs, acts, open_acts, n)
-            if not reached:
-                because = breach or Violation("single-claim", "no order of the calls explains this")
-                refused = act.answer == "rejected" and because.guarantee == "live-lease"
-                raced = self._raced(configs, acts, open_acts) if refused else None
-                because, call = raced or (because, act.call)
-                late = _late_beside(acts, configs[0].job.last)
-                if late and because.guarantee in {"single-claim", "live-lease", "backoff"}:
-                    because = because._replace(doubts=("fencing", *because.doubts))
-                if refused and not raced and self._is_gone(acts[n:]):
-                    because = self._refused_gone(act, because)
-                claimed = act.kind == "claim" and because.guarantee != "single-claim"
-                if claimed and _has_a_rival(acts, act):
-                    because = because._replace(follows="single-claim")
-                elif because.guarantee != "not-early" and _is_half_enqueued(acts, act):
-                    because = because._replace(follows="not-early")
-                self._violate(because, call)
-                return
-            open_acts.discard(n)
-            configs = reached
-        configs, _ = self._explore(configs, acts, open_acts)
-        self._finish(configs, acts)
+            else:
+                reached, breach = self._explore(n)
+                if not reached:
+                    self._blame(n, breach)
+                    return
+                self.open.discard(n)
+                self.configs = reached
+        self.configs, _ = self._explore()
+        self._finish()
 
-    def _is_gone(self, acts: Sequence[Act]) -> bool:
-        """Nobody gets the job any more and `jobs` does not list it: rule 15 calls it lost."""
+    def _blame(self, n: int, breach: Violation | None) -> None:
+        """Nothing explains the answer to an act: note what it breaks."""
+        act, acts = self.acts[n], self.acts
+        because = breach or Violation("single-claim", "no order of the calls explains this")
+        refused = act.answer == "rejected" and because.guarantee == "live-lease"
+        raced = self._raced() if refused else None
+        because, call = raced or (because, act.call)
+        late = _late_beside(acts, self.configs[0].job.last)
+        if late and because.guarantee in {"single-claim", "live-lease", "backoff"}:
+            because = because._replace(doubts=("fencing", *because.doubts))
+        # Nobody gets it any more and `jobs` does not list it: rule 15 calls it lost.
         looked = self.declared.observable and self.lives.observed
-        return looked and not _is_claimed(acts) and self.lives.outcome(self.job) is None
+        gone = looked and not _is_claimed(acts[n:]) and self.lives.outcome(self.job) is None
+        if refused and not raced and gone:
+            because = self._refused_gone(act, because)
+        claimed = act.kind == "claim" and because.guarantee != "single-claim"
+        if claimed and _has_a_rival(acts, act):
+            because = because._replace(follows="single-claim")
+        elif because.guarantee != "not-early" and _is_half_enqueued(acts, act):
+            because = because._replace(follows="not-early")
+        self._violate(because, call)
 
     def _refused_gone(self, refused: Act, breach: Violation) -> Violation:
         """The holder of a job that is gone was refused: by then it may have been ended for it.
@@ -211,39 +217,34 @@ class _JobCheck:
             return breach._replace(follows="no-lost-job")
         return breach._replace(guarantee="no-lost-job", because=f"{breach.because}: it is gone")
 
-    def _explore(
-        self,
-        configs: list[_Config],
-        acts: Sequence[Act],
-        open_acts: set[int],
-        target: int | None = None,
-    ) -> tuple[list[_Config], Violation | None]:
+    def _explore(self, target: int | None = None) -> tuple[list[_Config], Violation | None]:
         """All explanations in which `target` has taken effect, or why there is none.
 
         Without a target: all that the open acts allow.
         """
-        if not open_acts:
-            return configs, None
-        (only, *others) = configs
-        if target is not None and open_acts == {target} and not (others or only.applied):
+        if not self.open:
+            return self.configs, None
+        (only, *others) = self.configs
+        if target is not None and self.open == {target} and not (others or only.applied):
             # Nothing else can have come first: what follows would do the same, more slowly.
-            outcome = step(self.declared, only.job, acts[target])
+            outcome = step(self.declared, only.job, self.acts[target])
             if isinstance(outcome, Violation):
                 return [], outcome
             return sorted((_Config(job, frozenset()) for job in outcome), key=_plainest_last), None
         reached: list[_Config] = []
-        found = dict.fromkeys(configs)
-        frontier = list(configs)
+        found = dict.fromkeys(self.configs)
+        frontier = list(self.configs)
         breach: Violation | None = None
         while frontier:
             config = frontier.pop()
             if target in config.applied:
                 reached.append(_Config(config.job, config.applied - {target}))
                 continue
-            for n in sorted(open_acts - config.applied):
-                if not _after_whom_it_waited_for(acts, n, open_acts - config.applied):
+            left = self.open - config.applied
+            for n in sorted(left):
+                if not _after_whom_it_waited_for(self.acts, n, left):
                     continue
-                outcome = step(self.declared, config.job, acts[n])
+                outcome = step(self.declared, config.job, self.acts[n])
                 if isinstance(outcome, Violation):
                     job = config.job
                     # An operation that may have been late was; so was one beside an enqueue.
@@ -258,16 +259,14 @@ class _JobCheck:
                         frontier.append(following)
         return sorted(found if target is None else reached, key=_plainest_last), breach
 
-    def _raced(
-        self, configs: list[_Config], acts: Sequence[Act], open_acts: set[int]
-    ) -> tuple[Violation, Call] | None:
+    def _raced(self) -> tuple[Violation, Call] | None:
         """The open claim that got the job at the same time as its holder.
 
         That the holder is refused may be seen before that answer: it is one violation.
         """
-        claims = [acts[n] for n in sorted(open_acts) if acts[n].kind == "claim"]
+        claims = [self.acts[n] for n in sorted(self.open) if self.acts[n].kind == "claim"]
         for act in claims:
-            for config in configs if act.answer == "accepted" else ():
+            for config in self.configs if act.answer == "accepted" else ():
                 outcome = step(self.declared, config.job, act)
                 if isinstance(outcome, Violation) and outcome.guarantee == "single-claim":
                     return outcome, act.call
@@ -291,13 +290,13 @@ class _JobCheck:
             if len(again.ids) > again.limit or again.began < first.began + lease
         )
 
-    def _starved(self, act: Act, configs: list[_Config]) -> Violation | None:
+    def _starved(self, act: Act) -> Violation | None:
         """A job was free during a whole sweep and not taken, beside jobs that cannot run."""
         if not self.life.enqueues:
             return None  # only the queue knows when it is due
         ready = all(
             job.phase == Phase.QUEUED and job.claims == 0 and self._due_by(job) < act.call.began
-            for job, _ in configs
+            for job, _ in self.configs
         )
         hindrance = self._of_others(self.lives.hindrances[act.call.index])
         cap = self.declared.cap
@@ -321,10 +320,10 @@ class _JobCheck:
         late = ROUNDED_UP if any(call.delay for call in calls) else SHORT
         return max([job.due, *(call.ended + call.delay for call in calls)]) + late
 
-    def _stranded(self, act: Act, configs: list[_Config]) -> Violation | None:
+    def _stranded(self, act: Act) -> Violation | None:
         """A crashed worker's lease has run out, the queue was swept, and its job is not back."""
         seen, since = self.seen
-        for job, _ in configs:
+        for job, _ in self.configs:
             end = job.stale_after + self.declared.late
             over = job.phase == Phase.RUNNING and (self.declared.tied or end < act.call.began)
             back = job.phase == Phase.QUEUED and job.released
@@ -337,7 +336,7 @@ class _JobCheck:
             return None  # it has ended, which is `retry-given`
         if not self.declared.lease and not self.declared.tied:
             return None
-        job = configs[0].job
+        job = self.configs[0].job
         if seen == "failed" and self.declared.stale_fails:
             return None
         # Taken back, it may have to wait as a failed one does (rule 14), as long as its SQL says.
@@ -349,8 +348,7 @@ class _JobCheck:
             return None
         if self.declared.at_least_once and job.unsure is not None:
             return Violation(job.unsure.guarantee, job.unsure.because, self.job, act.call.index)
-        holder = configs[0].job.holder
-        who = holder.actor if holder else "its worker"
+        who = job.holder.actor if job.holder else "its worker"
         lapsed = " with its connection" if self.declared.tied else ", its lease has run out"
         lacks = "still counts as running" if late else "could not be claimed again"
         because = f"{who} crashed{lapsed}, and the job {lacks}"
@@ -376,25 +374,24 @@ class _JobCheck:
         told = (one.kind for one in later if one.answer == "accepted")
         return next((kind for kind in told if kind in {"claim", "enqueue"}), "") == "claim"
 
-    def _finish(self, configs: list[_Config], acts: Sequence[Act]) -> None:
-        if self.starved and _is_claimed(acts):
+    def _finish(self) -> None:
+        if self.starved and _is_claimed(self.acts):
             self.findings.violations.append(self.starved)
             return
         self.findings.evidence["no-lost-job", "jobs followed to their end"] += 1
-        for job, _ in configs:
-            if job.bound is not None and job.claims == job.bound:
-                self.findings.evidence["retry-bound", "jobs stopped at the last attempt"] += 1
-                self.findings.evidence["retry-given", "jobs that got all their attempts"] += 1
-                break
+        if any(job.bound is not None and job.claims == job.bound for job, _ in self.configs):
+            self.findings.evidence["retry-bound", "jobs stopped at the last attempt"] += 1
+            self.findings.evidence["retry-given", "jobs that got all their attempts"] += 1
         if self.lives.observed or not self.declared.observable:
-            breach = self._unaccounted(configs, acts)
+            breach = self._unaccounted()
             if breach is not None and breach.call < 0 and self.lives.last is not None:
                 self._violate(breach, self.lives.last)
             elif breach is not None:
                 self.findings.violations.append(breach)
 
-    def _unaccounted(self, configs: list[_Config], acts: Sequence[Act]) -> Violation | None:
+    def _unaccounted(self) -> Violation | None:
         """After the drain every acknowledged job must have ended, completed or failed."""
+        configs = self.configs
         seen = self.lives.outcome(self.job)
         ended = [job for job, _ in configs if self._ended(job, seen)]
         fails = self.declared.stale_fails
@@ -412,7 +409,7 @@ class _JobCheck:
         if late is not None and (expires or not configs[0].job.crashed):
             return late  # but for a death that nobody would have recovered from
         decided = _decided(configs)
-        if decided is not None and (seen in FINISHED or (seen and _acted_on(acts, decided))):
+        if decided is not None and (seen in FINISHED or (seen and _acted_on(self.acts, decided))):
             return Violation("final-state", f"the job had {decided}, and {where}")
         if decided == Phase.COMPLETED:
             return Violation("no-lost-job", f"its completion was accepted, and {where} for ever")
@@ -509,9 +506,9 @@ class _JobCheck:
         kind = job.end_unheard
         return bool(seen is None and kind and job.last and self.lives.keeps(kind, job.last))
 
-    def _tested(self, job: Job, act: Act) -> tuple[str, str] | None:
+    def _tested(self, act: Act) -> tuple[str, str] | None:
         """The guarantee that an act puts to the test, given the state that it meets."""
-        call = act.call
+        job, call = self.configs[0].job, act.call
         match act.kind:
             case "claim" if job.phase == Phase.RUNNING or job.released:
                 if job.crashed:
@@ -597,15 +594,11 @@ def _decided(configs: list[_Config]) -> Phase | None:
     return Phase.FAILED if spent and phases <= {Phase.QUEUED, Phase.FAILED} else None
 
 
-def _agreeing(configs: list[_Config], act: Act) -> list[_Config]:
-    """The explanations that agree with an observation."""
-
-    def agrees(job: Job) -> bool:
-        if act.seen in {"failed", "completed"}:
-            # What runs for the last time, or beyond its lease, may be called failed (rule 35).
-            spent = job.exhausted or job.stale_after <= act.call.began
-            runs = act.seen == "failed" and job.phase == Phase.RUNNING and spent
-            return runs or job.phase == act.seen
+def _agrees(job: Job, act: Act) -> bool:
+    """True if a state agrees with an observation."""
+    if act.seen not in FINISHED:
         return job.phase not in FINISHED
-
-    return [config for config in configs if agrees(config.job)]
+    # What runs for the last time, or beyond its lease, may be called failed (rule 35).
+    spent = job.exhausted or job.stale_after <= act.call.began
+    runs = act.seen == "failed" and job.phase == Phase.RUNNING and spent
+    return runs or job.phase == act.seen

@@ -30,6 +30,13 @@ BacklogKind: TypeAlias = Literal["ordinary", "late", "elsewhere"]
 """`ordinary`: ready, and of a lower priority; `late`: not due, and of a higher one where that
 counts; `elsewhere`: another queue's, likewise."""
 
+# How many of a kind there are, in words, and in what they differ from most jobs.
+_KINDS: Mapping[BacklogKind, tuple[str, Mapping[str, object]]] = {
+    "ordinary": ("{:,} ready jobs of priority 0", {}),
+    "late": ("{:,} jobs that are due tomorrow", {"delay": timedelta(seconds=DAY)}),
+    "elsewhere": ("{:,} jobs of another queue", {"queue": "other"}),
+}
+
 
 class Backlog(NamedTuple):
     """The jobs that stand before one ready job: of which kind, and how many."""
@@ -38,12 +45,7 @@ class Backlog(NamedTuple):
     jobs: Annotated[int, range(100_001)]
 
     def __str__(self) -> str:
-        told: Mapping[BacklogKind, str] = {
-            "ordinary": "{:,} ready jobs of priority 0",
-            "late": "{:,} jobs that are due tomorrow",
-            "elsewhere": "{:,} jobs of another queue",
-        }
-        return told[self.kind].format(self.jobs)
+        return _KINDS[self.kind][0].format(self.jobs)
 
 
 @dataclass(slots=True)
@@ -102,16 +104,12 @@ class Behind(Probe):
 def _behind(lab: Lab, offer: Offer, backlog: Backlog) -> Overlooked:
     lab.reset(renew=True)
     found = Overlooked(backlog)
-    top = URGENT if offer.queue.by_priority else 0
-    before: Mapping[BacklogKind, dict[str, object]] = {
-        "ordinary": {},
-        "late": {"priority": top, "delay": timedelta(seconds=DAY)},
-        "elsewhere": {"priority": top, "queue": "other"},
-    }
+    ordinary = backlog.kind == "ordinary"
+    top = URGENT if offer.queue.by_priority and not ordinary else 0
     with suppress(ServerError):  # judged where enqueues and claims are
-        others = enqueue(lab, backlog.jobs, **before[backlog.kind])
+        others = enqueue(lab, backlog.jobs, priority=top, **_KINDS[backlog.kind][1])
         lab.advance(MOMENT)  # the one behind them is due after them all
-        mine = enqueue(lab, priority=LEAST if backlog.kind == "ordinary" else 0)[0]
+        mine = enqueue(lab, priority=LEAST if ordinary else 0)[0]
         lab.advance(MOMENT)
         lab.maintain(backlog.jobs + 1)
         _claim_behind(lab, found, mine, others)
