@@ -8,7 +8,7 @@ from queueproof.errors import QueueproofError
 from queueproof.guarantees import claims, cost, leases, retries, surroundings, waiting
 from queueproof.guarantees.guarantee import Guarantee
 from queueproof.queues.ids import IDS, unknown
-from queueproof.schedule.programs import Program
+from queueproof.schedule.programs import Program, completing_and_claiming
 from queueproof.space.suites import Suite
 
 FAMILIES = (claims, leases, retries, waiting, surroundings, cost)
@@ -46,10 +46,13 @@ def select(
 
 def own_programs(suite: Suite) -> list[Program]:
     """The guarantees' own programs, the shortest first: what no situation of one job holds."""
-    built = suite.joined(
+    plain = [
         program
         for guarantee in CATALOGUE.values()
         if guarantee.programs is not None and guarantee.needs(suite.offer) is None
         for program in guarantee.programs(suite)
-    )
+    ]
+    # A completion and the claim after it can be one operation.
+    joined = [completing_and_claiming(one) for one in plain if suite.joins]
+    built = [*plain, *(one for one in joined if one.does("complete_and_claim"))]
     return sorted(dict.fromkeys(suite.through_only(built)), key=lambda one: one.size)

@@ -29,11 +29,7 @@ class Variation(NamedTuple):
     share: int
 
     def programs(self, suite: Suite, count: int) -> list[Program]:
-        """Those for a queue.
-
-        Args:
-            count: Out of about how many of each kind.
-        """
+        """Those for a queue, out of about so many of each kind."""
         return [one for what in self.known for one in suite.first(what, count // self.share)]
 
 

@@ -99,11 +99,7 @@ class Call:
             object.__setattr__(self, "__class__", _Returned)
 
     def end(self, moment: int, seconds: float) -> None:
-        """Record when it was answered: what is known of it by then stays as it is.
-
-        Args:
-            moment: The count that orders all events of the run.
-        """
+        """Record when it was answered, as a count and a time: what is known by then stays so."""
         self.returned, self.ended = moment, seconds
         self.__class__ = _Returned
 

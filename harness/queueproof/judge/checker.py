@@ -90,8 +90,7 @@ def check(history: History, declared: Declared) -> CheckResult:
     wrong = history.contradiction
     if wrong is not None and wrong.job not in bad:
         bad.add(wrong.job)
-        told = Violation(wrong.raced, wrong.because, wrong.job, wrong.call)
-        findings.violations.append(told)
+        findings.violations.append(Violation(wrong.raced, wrong.because, wrong.job, wrong.call))
     if bad and declared.order != "none":
         # One violation counts once: the order is judged anew, without these jobs.
         order = Ordering(declared, lives, alone, bad)

@@ -26,9 +26,6 @@ def check_lives(
 ) -> tuple[list[Violation], list[Violation], list[Violation]]:
     """Follow each job, in the order in which they came.
 
-    Args:
-        lives: What the calls meant for each job.
-
     Returns:
         Claims from another queue, cleanups that took too much, and violations in the life of jobs
         with neither.

@@ -28,11 +28,7 @@ class Watcher:
 
 
 def read(calls: Iterable[Call], watchers: Sequence[Watcher]) -> None:
-    """Show calls to watchers, in the order of what happened.
-
-    Args:
-        watchers: What is told of each call when it is invoked and when it has been answered.
-    """
+    """Show calls to watchers, in the order of what happened."""
     settling = [one.settle for one in watchers if type(one).settle is not Watcher.settle]
     seeing = [one.see for one in watchers]
     open_calls: list[tuple[int, int, Call]] = []  # a heap by the moment of the answer
@@ -256,8 +252,7 @@ class Lives(Watcher):
         if first.states is None or call.states is None:
             return
         for job, state in first.states.items():
-            look = Look(first.invoked, state, clean, job in call.states)
-            self._lives[job].looks.append(look)
+            self._lives[job].looks.append(Look(first.invoked, state, clean, job in call.states))
 
     def _acts(self, call: Call) -> Iterator[tuple[str, Act]]:
         if self._signs and call.kind in _SIGNS:

@@ -363,11 +363,8 @@ def _out_of_order(claim: Call, earlier: Call, later: Call) -> Violation:
 
 
 def check_waits(history: History, declared: Declared, findings: CheckResult) -> None:
-    """Add the waits that no worker should have to bear.
-
-    Args:
-        findings: What is known by now; waits between two claims of one job are that.
-    """
+    """Add the waits that no worker should have to bear."""
+    # Waits between two claims of one job are that.
     if any(violation.guarantee == "single-claim" for violation in findings.violations):
         return
     waited = [call for call in history.of_kind("claim", "heartbeat", "recover") if call.waits]
@@ -410,8 +407,7 @@ class _Allowed:
         self._claims = history.of_kind("claim")
         ends = history.of_kind("complete", "complete_many", "fail")
         self._ends = [call for call in ends if call.answer == "accepted"]
-        beats = history.of_kind("heartbeat")
-        self._beats = [beat for beat in beats if beat.answer == "accepted"]
+        self._beats = [one for one in history.of_kind("heartbeat") if one.answer == "accepted"]
 
     def took_twice(self, call: Call) -> bool:
         """True if two claims took one job: the wait between them is the same violation."""

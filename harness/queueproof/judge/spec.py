@@ -203,11 +203,7 @@ class Declared:
 
 
 def certainly_fresh(rules: Declared, job: Job, call: Call) -> bool:
-    """True if the holder's lease ran during the whole call.
-
-    Args:
-        job: Its state when the call was invoked.
-    """
+    """True if the holder's lease ran during the whole call, when the job stood so before it."""
     if job.crashed:
         return False
     if rules.lease is None:
@@ -216,11 +212,7 @@ def certainly_fresh(rules: Declared, job: Job, call: Call) -> bool:
 
 
 def step(rules: Declared, job: Job, act: Act) -> list[Job] | Violation:
-    """The states that a job may be in after an act, or the guarantee that the act breaks.
-
-    Args:
-        act: What a call did, or may have done, to it.
-    """
+    """The states that a job may be in after an act, or the guarantee that the act breaks."""
     unknown = act.answer == "unknown"
     match act.kind:
         case "enqueue":

@@ -117,11 +117,7 @@ class Backoff(Probe):
 
 
 def measure(lab: Lab, offer: Offer, tell: Tell = untold) -> RetryWaits:
-    """Fail one job again and again, and others once, and measure how long they stay away.
-
-    Args:
-        lab: Where the queue is installed; it is reset.
-    """
+    """Fail one job again and again, and others once, and measure how long they stay away."""
     waits = RetryWaits()
     _fail_again_and_again(lab, offer, waits, tell)
     for case in _cases(offer.queue) if waits.found else ():

@@ -529,8 +529,7 @@ class _Meter:
         """Finish jobs one by one."""
         kept = contents[0].kind == "snapshot"
         if kept:
-            holder = self.lab.session("snapshot")
-            holder.run("BEGIN ISOLATION LEVEL REPEATABLE READ; SELECT 1")
+            self.lab.session("snapshot").run("BEGIN ISOLATION LEVEL REPEATABLE READ; SELECT 1")
         finished = 0
         for content in contents:
             for start in range(finished, content.jobs, FEW):
@@ -638,8 +637,7 @@ class _Meter:
             statements.append((step.sql, buffers))
             return result
 
-        claims = claimed(drive(session, operation, act))
-        return statements, claims
+        return statements, claimed(drive(session, operation, act))
 
     def _counted_by_server(
         self, session: Session, operation: Operation[Any]

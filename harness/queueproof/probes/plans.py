@@ -121,11 +121,8 @@ class PlanGrid(Probe):
         queue = offer.queue
         limits = dict.fromkeys(queue.most("claim", limit, held=offer.held) for limit in LIMITS)
         claiming = [one for one in CLAIMS if one in queue.offers]
-        fillings = (QUICK, DEFAULT, DEEP)[level]
-        grid = itertools.product(claiming, fillings, PLANNERS, limits)
-        return [
-            Cell(filling, setting, limit, operation) for operation, filling, setting, limit in grid
-        ]
+        grid = itertools.product(claiming, (QUICK, DEFAULT, DEEP)[level], PLANNERS, limits)
+        return [Cell(filling, setting, limit, claim) for claim, filling, setting, limit in grid]
 
     def look(
         self, lab: Lab, offer: Offer, points: Sequence[Cell], _level: int, tell: Tell, /

@@ -140,8 +140,7 @@ def _smallest(lab: Lab, offer: Offer, pooler: Pooler, failure: Failure) -> Failu
     runner = Runner(lab, held=offer.held, conditions=failure.conditions)
     with lab.through(pooler):
         shorter = shrink(failure, one_by_one(runner, declare(offer), failure))
-    found = _break(lab, offer, pooler, shorter.program, Counter())
-    return found or failure
+    return _break(lab, offer, pooler, shorter.program, Counter()) or failure
 
 
 def _waited(run: Run, offer: Offer) -> bool:

@@ -110,12 +110,7 @@ class Probe(ABC):
         return read(self.shape, data, "probe")
 
     def watch(self, lab: Lab, offer: Offer, level: int, tell: Tell) -> Seen:
-        """Measure.
-
-        Args:
-            lab: Where the queue is installed; it is left in any state.
-            tell: Told how far it is, where it may take minutes.
-        """
+        """Measure at all points of a level, as `look` does."""
         return self.look(lab, offer, self.points(offer, level), level, tell)
 
     def replay(self, lab: Lab, offer: Offer, data: object) -> Any:  # noqa: ANN401 - of `Found`
@@ -134,11 +129,7 @@ class Probe(ABC):
 
 
 def enqueue(lab: Lab, count: int = 1, /, **facts: object) -> list[str]:
-    """Enqueue jobs; their ids.
-
-    Args:
-        **facts: In what they differ from jobs that nothing depends on.
-    """
+    """Enqueue jobs that nothing depends on, but for some facts; their ids."""
     session = lab.session("producer")
     session.stepped = False  # nobody else acts, and there may be thousands
     ids: list[str] = []
@@ -148,11 +139,7 @@ def enqueue(lab: Lab, count: int = 1, /, **facts: object) -> list[str]:
 
 
 def asked(lab: Lab, operation: str, worker: str = "w1", **arguments: Any) -> Operation[Any]:  # noqa: ANN401 - of `OPERATIONS`
-    """An operation of a worker, not begun yet; a claim asks for one job.
-
-    Args:
-        **arguments: Those that differ from what nothing depends on.
-    """
+    """An operation of a worker, not begun yet; a claim asks for one job if nothing else is said."""
     mine = {"worker": identity(worker), "limit": 1}
     # Of two versions that run at once it is w1's.
     return lab.start(operation, "w1", **{**lab.defaults(), **mine, **arguments})
@@ -168,5 +155,4 @@ def reported(lab: Lab) -> Counter[str]:
     """The number of jobs in each state as the queue itself reports it; empty where it does not."""
     if "jobs" not in lab.queue.offers:
         return Counter()
-    rows = drive(lab.session("producer"), lab.start("jobs"))
-    return Counter(row.state for row in rows)
+    return Counter(row.state for row in drive(lab.session("producer"), lab.start("jobs")))

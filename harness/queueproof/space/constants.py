@@ -39,11 +39,7 @@ class Constants(NamedTuple):
 
 
 def constants_in(text: str) -> Constants:
-    """The values in a text.
-
-    Args:
-        text: SQL, or a program that has some in it: what is no value of the SQL does no harm.
-    """
+    """The values in SQL, or in a program that has some in it: what is no value there does no harm."""
     text = _COMMENT.sub("", text)
     numbers = sorted({int(one) for one in _WHOLE.findall(text)})
     spans = {float(n) * _UNITS[unit.lower()] for n, unit in _SPAN.findall(text)}

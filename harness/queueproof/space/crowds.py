@@ -80,11 +80,7 @@ def crowd(pieces: Pieces, rng: random.Random) -> Crowd:
 
 
 def numbered(pieces: Pieces, seed: int, number: int) -> Crowd:
-    """The crowd with a number, the same wherever and whenever it is drawn.
-
-    Args:
-        number: From 0.
-    """
+    """The crowd with a number, from 0: the same wherever and whenever it is drawn."""
     return crowd(pieces, random.Random(f"{seed} {number}"))  # noqa: S311 - reproducible, no secret
 
 

@@ -20,7 +20,6 @@ from queueproof.schedule.programs import (
     advance,
     claim,
     complete,
-    completing_and_claiming,
     fail,
     heartbeat,
     in_turn,
@@ -113,12 +112,6 @@ class Pieces:
     def spans(self) -> list[float]:
         """Seconds of what the queue declares to last."""
         return [span for span in (self.lease, self.offer.queue.backoff_seconds) if span]
-
-    def joined(self, programs: Iterable[Program]) -> list[Program]:
-        """Some programs, and those whose completions can be one operation with the next claim."""
-        plain = list(programs)
-        known = [completing_and_claiming(one) for one in plain if self.joins]
-        return [*plain, *(one for one in dict.fromkeys(known) if one.does("complete_and_claim"))]
 
     def through_only(self, programs: Iterable[Program]) -> Iterator[Program]:
         """Those of some programs that do the operation that is asked for; all where none is."""

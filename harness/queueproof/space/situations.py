@@ -221,8 +221,7 @@ class Space:
         """A situation with its key."""
         history = tuple(call.actor for call in at.claims), at.ends, at.gone
         passed = at.beaten, at.cleaned, at.over, at.lined
-        key = (*self._stands(at), at.holder, history, *passed)
-        return at._replace(key=key)
+        return at._replace(key=(*self._stands(at), at.holder, history, *passed))
 
     def _length(self, at: Situation) -> int:
         return len(at.way) + self._ends_with_the_next
@@ -554,11 +553,7 @@ class Space:
         return at.key
 
     def struck(self, fault: FaultKind) -> Iterator[Known]:
-        """Every act that may come to something, with a fault at any of its steps.
-
-        Args:
-            fault: What happens to whoever acts, or to the server.
-        """
+        """Every act that may come to something, with a fault at any of its steps."""
         for at in self.situations:
             for deed in self._acts(at):
                 if deed.after.key == at.key or deed.do.kind in _SPAN:

@@ -60,19 +60,14 @@ class Suite(Pieces):
         return list(dict.fromkeys(islice(programs, count)))
 
     def known(self, what: str) -> int:
-        """The number of those that there are.
-
-        Args:
-            what: `ALONE` or `MEETINGS`.
-        """
+        """The number of those that there are."""
         return len(self._every(what))
 
     def _every(self, what: str) -> list[Known]:
         if what == SPLIT:
             return [one for one in self._every(MEETINGS) if one.what[0] in self.offer.several]
         if what not in self._ordered:
-            found = _FOUND[what]
-            every = (one for space in self._spaces for one in found(space))
+            every = (one for space in self._spaces for one in _FOUND[what](space))
             with _no_collection():
                 several = self.offer.several if what != ALONE else frozenset()
                 self._ordered[what] = ordered(every, self._seed, several)
