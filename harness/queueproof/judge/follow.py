@@ -138,6 +138,11 @@ class _JobCheck:
         self._run()
 
     @property
+    def jobs(self) -> list[Job]:
+        """The states that it may be in, the plainest explanation's last."""
+        return [config.job for config in self.configs]
+
+    @property
     def explained(self) -> bool:
         """True when the acts explain all that was answered and observed."""
         return not self.findings.violations and not self.contradicted
@@ -293,7 +298,7 @@ class _JobCheck:
             return None  # only the queue knows when it is due
         ready = all(
             job.phase == Phase.QUEUED and job.claims == 0 and self._due_by(job) < act.call.began
-            for job, _ in self.configs
+            for job in self.jobs
         )
         hindrance = self._of_others(self.lives.hindrances[act.call.index])
         cap = self.declared.cap
@@ -320,7 +325,7 @@ class _JobCheck:
     def _stranded(self, act: Act) -> Violation | None:
         """A crashed worker's lease has run out, the queue was swept, and its job is not back."""
         seen, since = self.seen
-        for job, _ in self.configs:
+        for job in self.jobs:
             end = job.stale_after + self.declared.late
             over = job.phase == Phase.RUNNING and (self.declared.tied or end < act.call.began)
             back = job.phase == Phase.QUEUED and job.released
@@ -331,11 +336,10 @@ class _JobCheck:
         late = self.declared.stale_fails and seen == "running"  # when it should have ended
         if self.lives.outcome(self.job) == "failed" and not late:
             return None  # it has ended, which is `retry-given`
-        if not self.declared.lease and not self.declared.tied:
+        leased = self.declared.lease or self.declared.tied
+        if not leased or (seen == "failed" and self.declared.stale_fails):
             return None
         job = self.configs[0].job
-        if seen == "failed" and self.declared.stale_fails:
-            return None
         # Taken back, it may have to wait as a failed one does (rule 14), as long as its SQL says.
         waits = seen == "queued" or job.phase == Phase.QUEUED
         if waits and act.call.began < since + self.declared.longest:
@@ -376,7 +380,7 @@ class _JobCheck:
             self.findings.violations.append(self.starved)
             return
         self.findings.evidence["no-lost-job", "jobs followed to their end"] += 1
-        if any(job.bound is not None and job.claims == job.bound for job, _ in self.configs):
+        if any(job.bound is not None and job.claims == job.bound for job in self.jobs):
             self.findings.evidence["retry-bound", "jobs stopped at the last attempt"] += 1
             self.findings.evidence["retry-given", "jobs that got all their attempts"] += 1
         if self.lives.observed or not self.declared.observable:
@@ -388,61 +392,58 @@ class _JobCheck:
 
     def _unaccounted(self) -> Violation | None:
         """After the drain every acknowledged job must have ended, completed or failed."""
-        configs = self.configs
-        seen = self.lives.outcome(self.job)
-        ended = [job for job, _ in configs if self._ended(job, seen)]
+        jobs, seen = self.jobs, self.lives.outcome(self.job)
+        ended = [job for job in jobs if self._ended(job, seen)]
         fails = self.declared.stale_fails
         lost = any(fails and (job.crashed or job.released) for job in ended)
         if lost or any(job.phase != Phase.FAILED or job.exhausted for job in ended):
-            if fails and seen == "failed" and configs[0].job.crashed:
+            if fails and seen == "failed" and jobs[0].crashed:
                 what = "jobs of crashed workers that ended failed"
                 self.findings.evidence["stale-recovery", what] += 1
             return None
         last = self.lives.last
         assert last is not None
         where = f"`jobs` shows it as {seen}" if seen else "it is gone"
-        late = configs[0].job.unsure if self.declared.at_least_once else None
+        late = jobs[0].unsure if self.declared.at_least_once else None
         expires = self.declared.lease or self.declared.tied
-        if late is not None and (expires or not configs[0].job.crashed):
+        if late is not None and (expires or not jobs[0].crashed):
             return late  # but for a death that nobody would have recovered from
-        decided = _decided(configs)
+        decided = _decided(jobs)
         if decided is not None and (seen in FINISHED or (seen and _acted_on(self.acts, decided))):
             return Violation("final-state", f"the job had {decided}, and {where}")
         if decided == Phase.COMPLETED:
             return Violation("no-lost-job", f"its completion was accepted, and {where} for ever")
-        job = (ended or [config.job for config in configs])[0]
+        job = (ended or jobs)[0]
         if job.claims and (ended or seen == "failed"):
             return self._too_early(job, seen)
         if not self.declared.observable:
             where = "no claim returns it"
-        if seen is None and self.declared.retries and any(one.failed_unheard for one, _ in configs):
+        if seen is None and self.declared.retries and any(one.failed_unheard for one in jobs):
             because = f"its fail was not answered, attempts were left, and {where}"
             return Violation("no-lost-job", because)
-        if unlisted := [one for one, _ in configs if self._is_unlisted(one, seen)]:
+        if unlisted := [one for one in jobs if self._is_unlisted(one, seen)]:
             kind, phase = unlisted[0].end_unheard, unlisted[0].phase
             end = "last fail" if kind == "fail" else kind
             because = f"its {end} was not answered, other {phase} jobs are listed, and {where}"
             return Violation("no-lost-job", because)
-        held = [one for one, _ in configs if one.phase == Phase.RUNNING]
+        held = [one for one in jobs if one.phase == Phase.RUNNING]
         if any(self._is_kept(one, last) for one in held):
             return None
-        lost = self.lives.lost or any(one.crashed or one.released for one, _ in configs)
+        lost = self.lives.lost or any(one.crashed or one.released for one in jobs)
         lost = lost or any(self._is_over(one, seen, last) for one in held)
         # It had been taken back and waited, and a cleanup has come.
-        back = all(one.phase == Phase.QUEUED and one.recovered for one, _ in configs)
+        back = all(one.phase == Phase.QUEUED and one.recovered for one in jobs)
         back = back and seen is None and self.lives.cleaned
         if lost and not back:
-            what = (
-                "nobody was told whether the job was completed"
-                if any(job.phase == Phase.COMPLETED for job, _ in configs)
-                else "a worker lost the job"
-            )
+            what = "a worker lost the job"
+            if any(job.phase == Phase.COMPLETED for job in jobs):
+                what = "nobody was told whether the job was completed"
             because = f"{what}, and it never came back: {where}"
-            follows = self._why_stranded(configs[0].job, seen, self.lives.hindered_now())
+            follows = self._why_stranded(jobs[0], seen, self.lives.hindered_now())
             return Violation("stale-recovery", because, follows=follows)
         if self.starved and any(self._of_others(self.lives.hindered_now())):
             return self.starved
-        if (unsure := configs[-1].job.unsure) is not None:
+        if (unsure := jobs[-1].unsure) is not None:
             return unsure
         because = f"the job neither ended nor can be claimed: {where}"
         return Violation("no-lost-job", because, follows="retry-given" if back else "")
@@ -582,12 +583,12 @@ def _acted_on(acts: Sequence[Act], decided: Phase) -> bool:
     return any(act.kind in _ENDING and act.answer in {"accepted", "unknown"} for act in later)
 
 
-def _decided(configs: list[_Config]) -> Phase | None:
+def _decided(jobs: list[Job]) -> Phase | None:
     """The final state that a job has certainly reached; None where it has not."""
-    phases = {job.phase for job, _ in configs}
+    phases = {job.phase for job in jobs}
     if phases == {Phase.COMPLETED}:
         return Phase.COMPLETED
-    spent = all(job.failed_once and job.spent for job, _ in configs)
+    spent = all(job.failed_once and job.spent for job in jobs)
     return Phase.FAILED if spent and phases <= {Phase.QUEUED, Phase.FAILED} else None
 
 

@@ -149,10 +149,8 @@ class Errors(Watcher):
         if call.kind not in {"complete", "complete_many", "fail"}:
             return
         for ref in call.refs:
-            answer = call.answer_for(ref)
-            if answer not in {"accepted", "unknown"}:
-                continue
-            self._met.pop((ref, "fail" if call.kind == "fail" else "complete"), None)
+            if call.answer_for(ref) in {"accepted", "unknown"}:
+                self._met.pop((ref, call.kind.removesuffix("_many")), None)
 
     def settle(self, call: Call) -> None:
         """A heartbeat succeeds, or an error that nobody met is looked at."""

@@ -39,7 +39,7 @@ class Constants(NamedTuple):
 
 
 def constants_in(text: str) -> Constants:
-    """The values in SQL, or in a program that has some in it: what is no value there does no harm."""
+    """The values in SQL, or in a program that has some in it, whose other numbers do no harm."""
     text = _COMMENT.sub("", text)
     numbers = sorted({int(one) for one in _WHOLE.findall(text)})
     spans = {float(n) * _UNITS[unit.lower()] for n, unit in _SPAN.findall(text)}
