@@ -33,7 +33,7 @@ def check_lives(
     routing: list[Violation] = []
     cleanup: list[Violation] = []
     own: list[Violation] = []
-    for job, life in sorted(lives.each(), key=lambda one: (one[1].number, one[0])):
+    for job, life in sorted(lives.by_job.items(), key=lambda one: (one[1].number, one[0])):
         moved, removed = _check_routing(job, life), _check_cleanup(job, life, findings)
         routing += moved
         cleanup += removed

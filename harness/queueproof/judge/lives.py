@@ -137,6 +137,7 @@ class Lives(Watcher):
         cleaned: Whether there was a cleanup.
         taking: The calls that may have ended, or taken, what others hold.
         told_again: Two claims that told a worker of one job, which it may still have had.
+        by_job: The life of each job that any call named.
     """
 
     def __init__(self, outcome: Mapping[str, State] | None, *, signs: bool) -> None:
@@ -154,14 +155,13 @@ class Lives(Watcher):
         self.cleaned = False
         self.taking: list[Call] = []
         self.told_again: list[tuple[Call, Call]] = []
-        self._lives: defaultdict[str, Life] = defaultdict(Life)
+        self.by_job: defaultdict[str, Life] = defaultdict(Life)
         self._nameless: list[Call] = []
         self._losers: set[str] = set()  # actors of some of the nameless
         self._due: list[float] = []  # when jobs are
         self._elsewhere = 0  # jobs of other queues
         self._named = 0
         self._holds: defaultdict[str, dict[str, Call]] = defaultdict(dict)  # by actor, by job
-        self._holders: defaultdict[str, set[str]] = defaultdict(set)  # of a job
         self._sweeps: list[Act] = []
         self._recovering = 0  # recoveries that are under way
         self._recovered = 0  # when the last of the others was answered
@@ -187,17 +187,17 @@ class Lives(Watcher):
                 self._recovering += 1
             case "cleanup":
                 self.cleaned = True
-                for life in self._lives.values():
+                for life in self.by_job.values():
                     life.cleaned = life.cleaned or (life.hindered == "spent" and not life.running)
             case "sweep":
                 self._sweeps.append(Act(call, "sweep"))
                 self.hindrances[call.index] = self.hindered_now()
-                self.running[call.index] = sum(life.running for life in self._lives.values())
+                self.running[call.index] = sum(life.running for life in self.by_job.values())
         if call.answer == "error":
             self.refused += any(self._has_been_lost(ref) for ref in call.refs)
         if call.answer not in {"retry", "error", "pending"}:
             for job, act in self._acts(call):
-                life = self._lives[job]
+                life = self.by_job[job]
                 life.acts.append(act)
                 if not life.number and act.kind in {"enqueue", "claim"}:
                     self._named += 1
@@ -210,25 +210,25 @@ class Lives(Watcher):
             self._elsewhere += call.queue != "default"
             self._due.append(call.began + call.delay)
         for job in call.ids if call.kind in {"enqueue", "claim", "recover"} else ():
-            life = self._lives[job]
+            life = self.by_job[job]
             life.running = call.kind == "claim" or (call.kind == "enqueue" and life.running)
             life.claims += call.kind == "claim"
             if call.kind == "enqueue":
                 life.bound = call.bound or FOREVER
         for job in call.accepted if call.kind in {"complete", "complete_many", "fail"} else ():
-            life = self._lives[job]
+            life = self.by_job[job]
             life.done, life.running = life.done or call.kind != "fail", False
 
     def hindered_now(self) -> Hindrance:
         """Jobs that could not run when the last call was invoked; after that: those it left."""
         assert self.last is not None
         waiting = sum(due > self.last.ended for due in self._due)
-        why = Counter(life.hindered for life in self._lives.values())
+        why = Counter(life.hindered for life in self.by_job.values())
         return Hindrance(waiting, why["held"], why["spent"], why["removed"], self._elsewhere)
 
     def _has_been_lost(self, ref: Ref) -> bool:
         """True if a job has been claimed since."""
-        acts = self._lives[ref.job].acts
+        acts = self.by_job[ref.job].acts
         return any(act.kind == "claim" and act.call.index > ref.call for act in acts)
 
     def _note_unanswered(self, call: Call) -> None:
@@ -252,7 +252,7 @@ class Lives(Watcher):
         if first.states is None or call.states is None:
             return
         for job, state in first.states.items():
-            self._lives[job].looks.append(Look(first.invoked, state, clean, job in call.states))
+            self.by_job[job].looks.append(Look(first.invoked, state, clean, job in call.states))
 
     def _acts(self, call: Call) -> Iterator[tuple[str, Act]]:
         if self._signs and call.kind in _SIGNS:
@@ -269,7 +269,6 @@ class Lives(Watcher):
                     if (first := self._holds[call.actor].get(job)) is not None:
                         self.told_again.append((first, call))
                     self._holds[call.actor][job] = call
-                    self._holders[job].add(call.actor)
                 for job in (*call.ids, *call.repeated):
                     yield job, Act(call, "claim", beside=beside)
             case "complete" | "fail" | "complete_many":
@@ -281,7 +280,7 @@ class Lives(Watcher):
                     answer = call.answer_for(ref)
                     held = self._holds[call.actor].get(ref.job)
                     if answer == "accepted" and held is not None and held.index == ref.call:
-                        self._let_go(call.actor, ref.job)
+                        del self._holds[call.actor][ref.job]
                     yield ref.job, Act(call, kind, answer, self.claims[ref.call])
             case "heartbeat":
                 for ref in call.refs:
@@ -289,10 +288,8 @@ class Lives(Watcher):
                 for job in self._holds[call.worker].keys() - {ref.job for ref in call.refs}:
                     yield job, Act(call, "heartbeat", call.answer, named=False)
             case "crash":
-                for job in tuple(self._holds[call.actor]):
-                    self._let_go(call.actor, job)
+                for job in self._holds.pop(call.actor, ()):
                     yield job, Act(call, "crash")
-                del self._holds[call.actor]
             case "jobs":
                 for job, state in (call.states or {}).items():
                     yield job, Act(call, "jobs", seen=state)
@@ -307,12 +304,6 @@ class Lives(Watcher):
             return ()
         return tuple(job for job in holds if job not in named)
 
-    def _let_go(self, actor: str, job: str) -> None:
-        del self._holds[actor][job]
-        self._holders[job].discard(actor)
-        if not self._holders[job]:
-            del self._holders[job]
-
     def settle(self, call: Call) -> None:
         """A recovery is over, or a claim has taken jobs over."""
         if call.kind in {"recover", "start"}:
@@ -323,11 +314,11 @@ class Lives(Watcher):
             return
         recovery = FOREVER if self._recovering else self._recovered
         for job in call.ids:
-            for actor in tuple(self._holders.get(job, ())):
-                if self._holds[actor][job].is_over_before(call):
-                    self._let_go(actor, job)
+            for held in self._holds.values():
+                if job in held and held[job].is_over_before(call):
+                    del held[job]
             if recovery:
-                acts = self._lives[job].acts
+                acts = self.by_job[job].acts
                 claims = [n for n, act in enumerate(acts) if act.kind == "claim"]
                 own = [n for n in claims if acts[n].call is call]
                 for n in own if own != claims else ():
@@ -346,22 +337,16 @@ class Lives(Watcher):
             kind: The operation, and it was accepted.
             before: The call. Where jobs are cleaned up after a while this one is there for less.
         """
+        end = "failed" if kind == "fail" else "completed"
+        ended = (life.acts for job, life in self.by_job.items() if self.outcome(job) == end)
         return not self.cleaned and any(
-            self.outcome(job) == ("failed" if kind == "fail" else "completed")
-            and any(
-                act.call.kind == kind and act.answer == "accepted" and act.call.ended < before.began
-                for act in life.acts
-            )
-            for job, life in self.each()
+            act.call.kind == kind and act.answer == "accepted" and act.call.ended < before.began
+            for act in chain(*ended)
         )
-
-    def each(self) -> Iterator[tuple[str, Life]]:
-        """The life of each job that any call named."""
-        yield from self._lives.items()
 
     def claimed_before(self, job: str, call: Call) -> bool:
         """True where a claim that got a job had been invoked before a call."""
-        life = self._lives.get(job)
+        life = self.by_job.get(job)
         acts = life.acts if life else ()
         return any(act.kind == "claim" and act.call.index < call.index for act in acts)
 
@@ -378,31 +363,21 @@ class Lives(Watcher):
             later: Whether those count that were made after the last of its acts.
         """
         makers = self._makers(acts)
-        made_by = {call.index for call in makers}
         begins = [act.call for act in acts if act.kind == "enqueue"] + makers
         claimed = max((act.call.index for act in acts if act.kind == "claim"), default=0)
-        ends = [
-            act.call
-            for act in acts
-            if act.named
-            and act.kind == "complete"
-            and act.answer == "accepted"
-            and act.call.index > claimed
-        ]
+        accepted = [act for act in acts if act.named and act.answer == "accepted"]
+        completed = [act.call for act in accepted if act.kind == "complete"]
+        ends = [call for call in completed if call.index > claimed]
         last = FOREVER if later else max(act.call.returned or FOREVER for act in acts)
         start = min((call.invoked for call in begins), default=0)
         end = min((call.returned or FOREVER for call in ends), default=last)
-        meanwhile = [
-            call
-            for call in self._nameless
-            if call.invoked < end and (call.returned or FOREVER) > start
-        ]
         # A claim without an answer is a sign of life for what its worker held, and may be more.
         known = {act.call.index for act in acts if act.kind != "sign"}
         others = [
             Act(call, call.kind, call.answer)
-            for call in meanwhile
-            if call.index not in known and (call.kind != "enqueue" or call.index in made_by)
+            for call in self._nameless
+            if call.invoked < end and (call.returned or FOREVER) > start
+            if call.index not in known and (call.kind != "enqueue" or call in makers)
         ]
         return _in_order(acts, others, self._sweeps) if others else []
 
