@@ -405,7 +405,7 @@ class _Meter:
 
     def __init__(self, lab: Lab, offer: Offer, level: int) -> None:
         self.lab = lab
-        self.tell = untold
+        self.tell: Tell = untold
         self.slope = Slope(both=offer.joins)
         self._queue = offer.queue
         self._held = offer.held

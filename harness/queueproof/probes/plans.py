@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Annotated, NamedTuple
@@ -30,6 +30,7 @@ from queueproof.schedule.moments import ROUNDED_UP
 LIMITS = (1, 3)  # one job, and several: LIMIT 1 may hide that a sub-select runs again
 CLAIMS = ("claim", "complete_and_claim")  # operations that have a limit
 MANY = range(100_001)  # jobs of a filling, one by one
+_FREE = "claims while more jobs were free than a claim may take"
 _EXPLAINABLE = frozenset({"SELECT", "INSERT", "UPDATE", "DELETE", "MERGE", "WITH"})
 
 _INTERVAL = "'[^']*'::interval"
@@ -128,7 +129,8 @@ class PlanGrid(Probe):
         self, lab: Lab, offer: Offer, points: Sequence[Cell], _level: int, tell: Tell, /
     ) -> Seen:
         """Claim once in every cell, until a claim takes more than its limit."""
-        claims, plans = 0, set[tuple[str, ...]]()
+        evidence = {_FREE: 0, "distinct plans": 0}
+        plans = set[tuple[str, ...]]()
         filled = None
         for number, cell in enumerate(telling(points, tell)):
             if filled != (cell.operation, cell.filling):
@@ -137,18 +139,12 @@ class PlanGrid(Probe):
             # A worker that holds nothing: another may be answered that as well, whatever the plan.
             found = _claim_in(lab, offer, cell, f"w{number + 1}")
             if found.taken:
-                claims += 1
                 plans.add(tuple(plan for _, plan in found.plans))
+                evidence[_FREE] += 1
+                evidence["distinct plans"] = len(plans)
             if found.taken > cell.limit:
-                return _broken(found, _evidence(claims, plans))
-        return Seen(_evidence(claims, plans), remark="; ".join(_unasked(offer, plans)))
-
-
-def _evidence(claims: int, plans: Collection[object]) -> dict[str, int]:
-    return {
-        "claims while more jobs were free than a claim may take": claims,
-        "distinct plans": len(plans),
-    }
+                return _broken(found, evidence)
+        return Seen(evidence, remark="; ".join(_unasked(offer, plans)))
 
 
 def _broken(over: Overclaim, evidence: Mapping[str, int]) -> Seen:
