@@ -170,11 +170,6 @@ class Filling:
     # --- growing --------------------------------------------------------------------------------
 
     @property
-    def jobs(self) -> int:
-        """The number of jobs: those that were made, and their copies."""
-        return SEEDS * (1 + self._copies)
-
-    @property
     def leaves_rows(self) -> bool:
         """True when there is anything to copy: a queue may delete what is finished."""
         return bool(self._tables)
