@@ -17,16 +17,11 @@ if TYPE_CHECKING:  # the catalogue is light without
 
 
 class Variation(NamedTuple):
-    """Conditions that should change nothing, and the programs that are run under them.
-
-    Attributes:
-        known: Of which kinds, as `Suite.first` knows them.
-        share: Of so many there is one.
-    """
+    """Conditions that should change nothing, and the programs that are run under them."""
 
     conditions: Conditions
-    known: Sequence[str]
-    share: int
+    known: Sequence[str]  # of which kinds, as `Suite.first` knows them
+    share: int  # of so many there is one
 
     def programs(self, suite: Suite, count: int) -> list[Program]:
         """Those for a queue, out of about so many of each kind."""
@@ -38,66 +33,49 @@ class Guarantee:
     """One sentence that a queue keeps or breaks.
 
     In texts a line's end is a space, as in a paragraph.
-
-    Attributes:
-        id: Public and frozen: it stands in files, reports and exit messages.
-        called: What people call its break, or look for, with commas between.
-        why: What its breach does to a user.
-        whys: The same where it depends on the operation whose answer breaks it, by its name;
-            `complete alone`: where nobody is hurt but the worker itself.
-        source: Where the idea or a known case is written down.
-        wild: How it breaks in real queues.
-        safe: How it is kept in PostgreSQL.
-        safe_alone: The same where the queue offers no recover; empty where that changes nothing.
-        safe_by_itself: The same where its story has one actor, whom nobody disturbs; or empty.
-        advised: Whether its probe says what mends this queue, which goes before `safe`.
-        undone: Whether it is broken by what undoes an end: the operation is named that did.
-        example: The broken queue that shows best what `wild` says, where it is not the one with the
-            fewest changed lines.
-        asks: What it needs of a queue beside enqueue and claim, in words; nothing for most.
-        needs: What is missing where the guarantee cannot be asked, None where it can.
-        accepted: What the header says for its break to be accepted, beside [breaks]; empty where
-            it does not.
-        programs: Those that its breach needs and no situation of one job holds; None for none.
-        apart: Whether it is asked in runs of its own, so that those of others say nothing about it.
-        variations: Conditions of which it says that they change nothing.
-        evidence: What a run under the conditions of a variation is worth, in words and counts.
-        lacking: The evidence without which a pass is none, where it is one thing.
-        timed: Whether nothing can be told of a queue whose time stands still while the database's
-            is moved.
-        told_anyway: Whether it is measured where it is not asked too, but for a quick look.
-        acknowledged: Whether its breach means that something acknowledged was lost or doubled.
-        probe: Which of `probes.MEASURING` measures it on the whole queue; empty for none.
-        waits: Whether it is broken by a wait: its story ends when somebody waits.
-        shows_late: Whether its breach may show only in what comes of the job later.
     """
 
-    id: str
-    called: str
+    id: str  # public and frozen: it stands in files, reports and exit messages
+    called: str  # what people call its break, or look for, with commas between
     sentence: str
-    why: str
-    source: str
-    wild: str
-    safe: str
+    why: str  # what its breach does to a user
+    source: str  # where the idea or a known case is written down
+    wild: str  # how it breaks in real queues
+    safe: str  # how it is kept in PostgreSQL
+    # The same where the queue offers no recover; empty where that changes nothing.
     safe_alone: str = ""
+    # The same where its story has one actor, whom nobody disturbs; or empty.
     safe_by_itself: str = ""
-    advised: bool = False
+    advised: bool = False  # whether its probe says what mends this queue, which goes before `safe`
+    # Whether it is broken by what undoes an end: the operation is named that did.
     undone: bool = False
+    # The broken queue that shows best what `wild` says, where it is not the one with the fewest
+    # changed lines.
     example: str = ""
-    asks: str = ""
+    asks: str = ""  # what it needs of a queue beside enqueue and claim, in words; nothing for most
+    # What is missing where the guarantee cannot be asked, None where it can.
     needs: Callable[[Offer], str | None] = lambda _: None
+    # What the header says for its break to be accepted, beside [breaks]; empty where it does not.
     accepted: Callable[[Offer], str] = lambda _: ""
+    # Those that its breach needs and no situation of one job holds; None for none.
     programs: Callable[[Pieces], Iterable[Program]] | None = None
+    # Whether it is asked in runs of its own, so that those of others say nothing about it.
     apart: bool = False
-    variations: tuple[Variation, ...] = ()
+    variations: tuple[Variation, ...] = ()  # conditions of which it says that they change nothing
+    # What a run under the conditions of a variation is worth, in words and counts.
     evidence: Callable[[Run], Mapping[str, int]] = lambda _: {}
-    lacking: str = ""
+    lacking: str = ""  # the evidence without which a pass is none, where it is one thing
+    # Whether nothing can be told of a queue whose time stands still while the database's is moved.
     timed: bool = False
+    # Whether it is measured where it is not asked too, but for a quick look.
     told_anyway: bool = False
+    # Whether its breach means that something acknowledged was lost or doubled.
     acknowledged: bool = False
-    probe: str = ""
-    waits: bool = False
-    shows_late: bool = False
+    probe: str = ""  # which of `probes.MEASURING` measures it on the whole queue; empty for none
+    waits: bool = False  # whether it is broken by a wait: its story ends when somebody waits
+    shows_late: bool = False  # whether its breach may show only in what comes of the job later
+    # `why` where that depends on the operation whose answer breaks it, by its name; `complete
+    # alone`: where nobody is hurt but the worker itself.
     whys: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:

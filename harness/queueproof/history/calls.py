@@ -24,75 +24,50 @@ class Ref(NamedTuple):
 
 
 class LockWait(NamedTuple):
-    """An operation was seen waiting for a lock.
+    """An operation was seen waiting for a lock."""
 
-    Attributes:
-        blocker: The actor whose session held the lock.
-        call: The blocker's unfinished call, None where it held the lock between its calls.
-        stale: Whether somebody acted while the waiting statement had begun and stood still, or
-            while one of the blocker's transaction had: with an old snapshot a statement follows a
-            row's later versions, and keeps a lock on one that it then passes over.
-    """
-
-    blocker: str
-    call: int | None
+    blocker: str  # the actor whose session held the lock
+    call: int | None  # the blocker's unfinished call, None where it held the lock between its calls
+    # Whether somebody acted while the waiting statement had begun and stood still, or while one of
+    # the blocker's transaction had: with an old snapshot a statement follows a row's later
+    # versions, and keeps a lock on one that it then passes over.
     stale: bool = False
 
 
 @dataclass(slots=True, eq=False)
 class Call:
-    """One operation of one actor, from its invocation to its answer; then it changes no more.
+    """One operation of one actor, from its invocation to its answer; then it changes no more."""
 
-    Attributes:
-        index: Position in the history, in the order of invocation.
-        kind: What was asked for, or happened.
-        actor: Who called: `w1`, `reaper1`, `producer`, ...
-        invoked: Moment of the invocation: a count that orders all events of the run. A completion
-            and a claim that are one operation have the same.
-        began: The same on the database's clock, in seconds.
-        returned: Moment of the answer, None where there was none.
-        ended: The same in seconds.
-        limit: Most jobs that a claim may take.
-        refs: The claims that complete, fail and heartbeat name.
-        queue: Where a job was enqueued, or what a claim takes from.
-        delay: Seconds that an enqueued job must wait, or for which a cleanup keeps finished ones.
-        priority: Of an enqueued job.
-        bound: Most attempts of an enqueued job, None where the queue promises no bound.
-        payload: Of which kind an enqueued job's is.
-        answer: `accepted` also for a claim, an enqueue or a recovery that went through.
-        ids: Jobs that the answer names: enqueued, claimed, recovered, accepted in a batch.
-        repeated: Ids that a claim's answer held more than once.
-        error: SQLSTATE and message where the server answered with an error.
-        held: Whether a claim ended inside its transaction.
-        waits: Whom it was seen waiting for.
-        states: What `jobs` reported, for an observation.
-        token: How often a heartbeat of its worker had been accepted for the claim that it names.
-        moved: Jobs that a promotion made claimable, as far as it tells.
-    """
-
-    index: int
-    kind: CallKind
-    actor: str
+    index: int  # position in the history, in the order of invocation
+    kind: CallKind  # what was asked for, or happened
+    actor: str  # who called: `w1`, `reaper1`, `producer`, ...
+    # Moment of the invocation: a count that orders all events of the run. A completion and a claim
+    # that are one operation have the same.
     invoked: int
-    began: float
-    returned: int | None = None
-    ended: float = float("inf")
-    limit: int = 0
-    refs: tuple[Ref, ...] = ()
-    queue: str = "default"
+    began: float  # the same on the database's clock, in seconds
+    returned: int | None = None  # moment of the answer, None where there was none
+    ended: float = float("inf")  # the same in seconds
+    limit: int = 0  # most jobs that a claim may take
+    refs: tuple[Ref, ...] = ()  # the claims that complete, fail and heartbeat name
+    queue: str = "default"  # where a job was enqueued, or what a claim takes from
+    # Seconds that an enqueued job must wait, or for which a cleanup keeps finished ones.
     delay: float = 0.0
-    priority: int = 0
+    priority: int = 0  # of an enqueued job
+    # Most attempts of an enqueued job, None where the queue promises no bound.
     bound: int | None = None
-    payload: PayloadKind = ""
+    payload: PayloadKind = ""  # of which kind an enqueued job's is
+    # `accepted` also for a claim, an enqueue or a recovery that went through.
     answer: Answer = "pending"
+    # Jobs that the answer names: enqueued, claimed, recovered, accepted in a batch.
     ids: tuple[str, ...] = ()
-    repeated: tuple[str, ...] = ()
-    error: str = ""
-    held: bool = False
-    waits: tuple[LockWait, ...] = ()
-    states: Mapping[str, State] | None = None
+    repeated: tuple[str, ...] = ()  # ids that a claim's answer held more than once
+    error: str = ""  # SQLSTATE and message where the server answered with an error
+    held: bool = False  # whether a claim ended inside its transaction
+    waits: tuple[LockWait, ...] = ()  # whom it was seen waiting for
+    states: Mapping[str, State] | None = None  # what `jobs` reported, for an observation
+    # How often a heartbeat of its worker had been accepted for the claim that it names.
     token: int = 0
-    moved: int = 0
+    moved: int = 0  # jobs that a promotion made claimable, as far as it tells
 
     def __post_init__(self) -> None:
         if self.returned is not None:
@@ -152,34 +127,24 @@ def _end(call: Call) -> float:
 
 
 class Contradiction(NamedTuple):
-    """An answer that another one contradicts.
-
-    Attributes:
-        because: The sentence that says why it cannot be.
-        call: Index of the call that gave it.
-        raced: The guarantee that is broken where a race has made it so; nothing where none can.
-        job: Which it is about.
-    """
+    """An answer that another one contradicts."""
 
     operation: str
-    because: str
-    call: int
+    because: str  # the sentence that says why it cannot be
+    call: int  # index of the call that gave it
+    # The guarantee that is broken where a race has made it so; nothing where none can.
     raced: str = ""
-    job: str | None = None
+    job: str | None = None  # which it is about
 
 
 @dataclass(slots=True)
 class History:
-    """All calls of one run.
+    """All calls of one run."""
 
-    Attributes:
-        calls: In the order of invocation.
-        final: What `jobs` reported after the drain; None where it is not offered.
-        contradiction: An answer that cannot be true, and that a race has made.
-    """
-
-    calls: list[Call] = field(default_factory=list)
+    calls: list[Call] = field(default_factory=list)  # in the order of invocation
+    # What `jobs` reported after the drain; None where it is not offered.
     final: Mapping[str, State] | None = None
+    # An answer that cannot be true, and that a race has made.
     contradiction: Contradiction | None = None
 
     def of_kind(self, *kinds: CallKind) -> list[Call]:

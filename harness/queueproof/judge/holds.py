@@ -14,18 +14,12 @@ _INSTANT = frozenset({"advance", "sweep", "jobs", "rewrite"})  # they meet nobod
 
 @dataclass(slots=True, eq=False)
 class Hold:
-    """A claimed job that, as far as answers tell, nobody has ended or taken since.
+    """A claimed job that, as far as answers tell, nobody has ended or taken since."""
 
-    Attributes:
-        ref: The claim and the job.
-        end: Its lease certainly runs until then, in seconds.
-        beats: Accepted heartbeats for it, each of which may have changed its token.
-    """
-
-    ref: Ref
+    ref: Ref  # the claim and the job
     actor: str
-    end: float
-    beats: int = 0
+    end: float  # its lease certainly runs until then, in seconds
+    beats: int = 0  # accepted heartbeats for it, each of which may have changed its token
 
 
 class Holds(Watcher):

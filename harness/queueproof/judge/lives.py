@@ -52,41 +52,28 @@ def read(calls: Iterable[Call], watchers: Sequence[Watcher]) -> None:
 
 
 class Look(NamedTuple):
-    """A job was looked at before and after a cleanup, with nothing else in between.
+    """A job was looked at before and after a cleanup, with nothing else in between."""
 
-    Attributes:
-        invoked: When the first look was invoked.
-        kept: Whether the second look showed the job.
-    """
-
-    invoked: int
+    invoked: int  # when the first look was invoked
     state: State
     cleanup: Call
-    kept: bool
+    kept: bool  # whether the second look showed the job
 
 
 @dataclass(slots=True)
 class Life:
-    """The meaning of the calls for one job, in the order of invocation.
+    """The meaning of the calls for one job, in the order of invocation."""
 
-    Attributes:
-        number: How many jobs had been enqueued or claimed when it first was, itself included; 0:
-            it never was.
-        bound: Most attempts; None while no enqueue has named it.
-        claims: How often it was claimed.
-        done: Whether it was completed.
-        cleaned: Whether it had no attempt left at a cleanup, which may have removed it.
-        running: Whether it was claimed and has neither ended nor been recovered since.
-    """
-
+    # How many jobs had been enqueued or claimed when it first was, itself included; 0: it never
+    # was.
     number: int = 0
     acts: list[Act] = field(default_factory=list)
     looks: list[Look] = field(default_factory=list)
-    bound: float | None = None
-    claims: int = 0
-    done: bool = False
-    cleaned: bool = False
-    running: bool = False
+    bound: float | None = None  # most attempts; None while no enqueue has named it
+    claims: int = 0  # how often it was claimed
+    done: bool = False  # whether it was completed
+    cleaned: bool = False  # whether it had no attempt left at a cleanup, which may have removed it
+    running: bool = False  # whether it was claimed and has neither ended nor been recovered since
 
     @property
     def enqueues(self) -> list[Call]:
@@ -124,37 +111,27 @@ class Lives(Watcher):
     Args:
         signs: True when any operation of a worker may extend all that it holds.
         outcome: What the last look at the queue showed; None where nobody looked.
-
-    Attributes:
-        hindrances: What could not run at each sweep, by the sweep's index.
-        running: How many jobs were running at each sweep, by the sweep's index.
-        lost: Whether the answer of a claim or of a recovery was lost.
-        waited: True when a worker waited that must never wait.
-        claims: Every claim, by its index.
-        queues: Those that jobs went to.
-        observed: Whether somebody looked at the end.
-        refused: Operations with a lost claim that were answered by an error.
-        cleaned: Whether there was a cleanup.
-        taking: The calls that may have ended, or taken, what others hold.
-        told_again: Two claims that told a worker of one job, which it may still have had.
-        by_job: The life of each job that any call named.
     """
 
     def __init__(self, outcome: Mapping[str, State] | None, *, signs: bool) -> None:
-        self.observed = outcome is not None
+        self.observed = outcome is not None  # whether somebody looked at the end
         self._outcome = outcome or {}
         self._signs = signs
+        # What could not run at each sweep, by the sweep's index.
         self.hindrances: dict[int, Hindrance] = {}
+        # How many jobs were running at each sweep, by the sweep's index.
         self.running: dict[int, int] = {}
         self.last: Call | None = None
-        self.lost = False
-        self.waited = False
-        self.claims: dict[int, Call] = {}
-        self.queues: set[str] = set()
-        self.refused = 0
-        self.cleaned = False
-        self.taking: list[Call] = []
+        self.lost = False  # whether the answer of a claim or of a recovery was lost
+        self.waited = False  # true when a worker waited that must never wait
+        self.claims: dict[int, Call] = {}  # every claim, by its index
+        self.queues: set[str] = set()  # those that jobs went to
+        self.refused = 0  # operations with a lost claim that were answered by an error
+        self.cleaned = False  # whether there was a cleanup
+        self.taking: list[Call] = []  # the calls that may have ended, or taken, what others hold
+        # Two claims that told a worker of one job, which it may still have had.
         self.told_again: list[tuple[Call, Call]] = []
+        # The life of each job that any call named.
         self.by_job: defaultdict[str, Life] = defaultdict(Life)
         self._nameless: list[Call] = []
         self._losers: set[str] = set()  # actors of some of the nameless

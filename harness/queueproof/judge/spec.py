@@ -38,48 +38,33 @@ FINISHED = frozenset({Phase.COMPLETED, Phase.FAILED})
 
 
 class Job(NamedTuple):
-    """A job's state.
-
-    Attributes:
-        due: Earliest moment at which it may be claimed.
-        bound: Most attempts; None where none is promised.
-        last: The latest claim of the job, whatever became of it.
-        holder: The claim call whose worker may still act on the job: it holds it, or it lost its
-            lease and nobody has taken the job over yet. In a finished job: who finished it.
-        fresh_until: Until then the holder's lease certainly runs.
-        stale_after: From then on it has certainly run out.
-        crashed: The holder's worker is gone.
-        released: The job was recovered after that holder.
-        recovered: A recovery has answered the job since it was claimed.
-        failed_once: A `fail` was accepted, so that the queue may have ended the job.
-        failed_unheard: That answer was lost, of the first of several attempts, since when nobody
-            has claimed the job.
-        end_unheard: The operation that ended it, where that was not answered; else empty.
-        unsure: What an operation broke if it was accepted, which nobody was told, or if it fell on
-            this job, which it did not name, or if it did more than be accepted.
-        rests_until: Until then it waits after a fail that was accepted (rule 11).
-        tokens: How often a heartbeat has changed the holder's token, where they do.
-        again: The enqueue that answered this job last although it was there; None where it has
-            been completed since.
-    """
+    """A job's state."""
 
     phase: Phase = Phase.ABSENT
-    due: float = 0.0
-    bound: int | None = None
+    due: float = 0.0  # earliest moment at which it may be claimed
+    bound: int | None = None  # most attempts; None where none is promised
     claims: int = 0
-    last: Call | None = None
+    last: Call | None = None  # the latest claim of the job, whatever became of it
+    # The claim call whose worker may still act on the job: it holds it, or it lost its lease and
+    # nobody has taken the job over yet. In a finished job: who finished it.
     holder: Call | None = None
-    fresh_until: float = 0.0
-    stale_after: float = 0.0
-    crashed: bool = False
-    released: bool = False
-    recovered: bool = False
-    failed_once: bool = False
+    fresh_until: float = 0.0  # until then the holder's lease certainly runs
+    stale_after: float = 0.0  # from then on it has certainly run out
+    crashed: bool = False  # the holder's worker is gone
+    released: bool = False  # the job was recovered after that holder
+    recovered: bool = False  # a recovery has answered the job since it was claimed
+    failed_once: bool = False  # a `fail` was accepted, so that the queue may have ended the job
+    # That answer was lost, of the first of several attempts, since when nobody has claimed the job.
     failed_unheard: bool = False
+    # The operation that ended it, where that was not answered; else empty.
     end_unheard: CallKind | Literal[""] = ""
+    # What an operation broke if it was accepted, which nobody was told, or if it fell on this job,
+    # which it did not name, or if it did more than be accepted.
     unsure: Violation | None = None
-    rests_until: float = 0.0
-    tokens: int = 0
+    rests_until: float = 0.0  # until then it waits after a fail that was accepted (rule 11)
+    tokens: int = 0  # how often a heartbeat has changed the holder's token, where they do
+    # The enqueue that answered this job last although it was there; None where it has been
+    # completed since.
     again: Call | None = None
 
     @property
@@ -110,79 +95,49 @@ ActKind: TypeAlias = CallKind | Literal["sign"]
 
 
 class Act(NamedTuple):
-    """The meaning of one call for one job.
-
-    Attributes:
-        kind: The call's kind; a batch completion is `complete` for each of its jobs.
-        holder: The claim call that the operation names, None where it names none.
-        named: False for an operation of the job's worker that names another job: a heartbeat, or
-            what was accepted after its claim had ended.
-        seen: The state that an observation reported.
-        recovery: The last moment before a claim's answer at which a recovery was under way; 0
-            where no other claim got the job.
-        beside: For a claim: whether there were jobs that could not run.
-    """
+    """The meaning of one call for one job."""
 
     call: Call
-    kind: ActKind
+    kind: ActKind  # the call's kind; a batch completion is `complete` for each of its jobs
     answer: Answer = "accepted"
-    holder: Call | None = None
+    holder: Call | None = None  # the claim call that the operation names, None where it names none
+    # False for an operation of the job's worker that names another job: a heartbeat, or what was
+    # accepted after its claim had ended.
     named: bool = True
-    seen: State | None = None
+    seen: State | None = None  # the state that an observation reported
+    # The last moment before a claim's answer at which a recovery was under way; 0 where no other
+    # claim got the job.
     recovery: float = 0.0
-    beside: bool = False
+    beside: bool = False  # for a claim: whether there were jobs that could not run
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Declared:
-    """Facts of the queue that the judge must know: rules of a job's life, and what is beside it.
+    """Facts of the queue that the judge must know: rules of a job's life, and what is beside it."""
 
-    Attributes:
-        lease: Seconds; None: a claim never runs out.
-        held: The claim is the row lock of a transaction left open.
-        worker_heartbeat: The heartbeat names a worker, not a job.
-        recovers: It offers `recover`.
-        session: A claim ends with its worker's connection, and with nothing else.
-        renews: A heartbeat changes the token.
-        at_least_once: A late completion may count while the next attempt runs.
-        at_most_once: A claim ends the job.
-        stale_fails: A crashed worker's job ends failed.
-        one_each: A worker that holds a job claims nothing: a claim hands it its own job back.
-        backoff: Seconds that a failed job waits at least.
-        observable: It offers `jobs`.
-        cap: Most jobs running at once, or None.
-        retries: A job that fails comes back while it has attempts left.
-        signs: Whatever a worker does may beat for all that it holds.
-        waits: A job that was taken back may have to wait.
-        late: Seconds by which a lease may last longer than declared.
-        passes: How often in a row claims may pass a ready job by.
-        paced: It declares a backoff, and is judged by it whether its fail works.
-        longest: Seconds that a job which was taken back may be seen to wait.
-        completes: A worker can complete what it holds.
-    """
-
-    lease: float | None
-    held: bool
-    worker_heartbeat: bool
-    recovers: bool
-    session: bool = False
-    renews: bool = False
-    at_least_once: bool = False
-    at_most_once: bool = False
-    stale_fails: bool = False
+    lease: float | None  # seconds; None: a claim never runs out
+    held: bool  # the claim is the row lock of a transaction left open
+    worker_heartbeat: bool  # the heartbeat names a worker, not a job
+    recovers: bool  # it offers `recover`
+    session: bool = False  # a claim ends with its worker's connection, and with nothing else
+    renews: bool = False  # a heartbeat changes the token
+    at_least_once: bool = False  # a late completion may count while the next attempt runs
+    at_most_once: bool = False  # a claim ends the job
+    stale_fails: bool = False  # a crashed worker's job ends failed
+    # A worker that holds a job claims nothing: a claim hands it its own job back.
     one_each: bool = False
-    backoff: float = 0.0
-    observable: bool = True
+    backoff: float = 0.0  # seconds that a failed job waits at least
+    observable: bool = True  # it offers `jobs`
     order: str = "none"
-    cap: int | None = None
-    retries: bool = False
-    signs: bool = False
-    waits: bool = False
-    late: float = 0.0
-    passes: int = 0
-    paced: bool = False
-    longest: float = DECADE
-    completes: bool = True
+    cap: int | None = None  # most jobs running at once, or None
+    retries: bool = False  # a job that fails comes back while it has attempts left
+    signs: bool = False  # whatever a worker does may beat for all that it holds
+    waits: bool = False  # a job that was taken back may have to wait
+    late: float = 0.0  # seconds by which a lease may last longer than declared
+    passes: int = 0  # how often in a row claims may pass a ready job by
+    paced: bool = False  # it declares a backoff, and is judged by it whether its fail works
+    longest: float = DECADE  # seconds that a job which was taken back may be seen to wait
+    completes: bool = True  # a worker can complete what it holds
 
     @property
     def takes_over(self) -> bool:

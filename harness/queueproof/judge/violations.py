@@ -8,40 +8,30 @@ from typing import NamedTuple
 
 
 class Violation(NamedTuple):
-    """A broken guarantee in one history.
-
-    Attributes:
-        because: The sentence that says which rule was broken, and how.
-        job: The job concerned; None where it concerns several, and in what `spec.step` answers.
-        call: Index of the call whose answer shows it; -1 in what `spec.step` answers.
-        plain: Nothing raced, and no lease was in play: what is doubted because of this guarantee
-            has this cause.
-        doubts: Guarantees of which a plain breach would explain it. A queue that hands out its jobs
-            twice in turn does the same whatever the lease, for instance.
-        alone: It hurts nobody but the worker that did it.
-        follows: The guarantee of which any breach would explain it; empty for none.
-    """
+    """A broken guarantee in one history."""
 
     guarantee: str
-    because: str
+    because: str  # the sentence that says which rule was broken, and how
+    # The job concerned; None where it concerns several, and in what `spec.step` answers.
     job: str | None = None
-    call: int = -1
+    call: int = -1  # index of the call whose answer shows it; -1 in what `spec.step` answers
+    # Nothing raced, and no lease was in play: what is doubted because of this guarantee has this
+    # cause.
     plain: bool = False
+    # Guarantees of which a plain breach would explain it. A queue that hands out its jobs twice in
+    # turn does the same whatever the lease, for instance.
     doubts: tuple[str, ...] = ()
-    alone: bool = False
-    follows: str = ""
+    alone: bool = False  # it hurts nobody but the worker that did it
+    follows: str = ""  # the guarantee of which any breach would explain it; empty for none
 
 
 @dataclass(slots=True)
 class CheckResult:
-    """The findings in one history.
+    """The findings in one history."""
 
-    Attributes:
-        violations: In the order of the calls; at most one per job from the job's own life.
-        evidence: (guarantee, what was seen) to how often.
-    """
-
+    # In the order of the calls; at most one per job from the job's own life.
     violations: list[Violation] = field(default_factory=list)
+    # (guarantee, what was seen) to how often.
     evidence: Counter[tuple[str, str]] = field(default_factory=Counter)
 
     @property

@@ -50,19 +50,12 @@ class Backlog(NamedTuple):
 
 @dataclass(slots=True)
 class Overlooked:
-    """The answers of claims to one job behind a backlog.
+    """The answers of claims to one job behind a backlog."""
 
-    Attributes:
-        backlog: What stood before it.
-        claims: Claims that answered the job, or should have.
-        broken: What is wrong; empty where nothing is.
-        sent: The statements of the last claim.
-    """
-
-    backlog: Backlog
-    claims: int = 0
-    broken: str = ""
-    sent: list[str] = field(default_factory=list)
+    backlog: Backlog  # what stood before it
+    claims: int = 0  # claims that answered the job, or should have
+    broken: str = ""  # what is wrong; empty where nothing is
+    sent: list[str] = field(default_factory=list)  # the statements of the last claim
 
 
 class Behind(Probe):

@@ -34,58 +34,36 @@ _BESIDE = frozenset({"complete", "recover"})  # which meet a job that another wo
 
 
 class RetryWait(NamedTuple):
-    """The wait after one failure.
+    """The wait after one failure."""
 
-    Attributes:
-        attempt: The attempt that failed, from 1.
-        least: Seconds after the failure's answer after which a claim still came back empty.
-        most: Seconds after which the job was claimed; infinite where it never was.
-        worked: Seconds from the claim to the failure.
-    """
-
-    attempt: int
-    least: float
-    most: float
-    worked: float = 0.0
+    attempt: int  # the attempt that failed, from 1
+    least: float  # seconds after the failure's answer after which a claim still came back empty
+    most: float  # seconds after which the job was claimed; infinite where it never was
+    worked: float = 0.0  # seconds from the claim to the failure
 
 
 @dataclass(slots=True)
 class RetryWaits:
-    """The waits of one job.
+    """The waits of one job."""
 
-    Attributes:
-        found: One for each failure that was measured.
-        broken: What is wrong with them; empty where nothing is.
-        operation: The one that is to blame: `fail`, or what ended a wait early.
-    """
-
-    found: list[RetryWait] = field(default_factory=list)
-    broken: str = ""
-    operation: str = "fail"
+    found: list[RetryWait] = field(default_factory=list)  # one for each failure that was measured
+    broken: str = ""  # what is wrong with them; empty where nothing is
+    operation: str = "fail"  # the one that is to blame: `fail`, or what ended a wait early
     sent: Sequence[str] = ()
 
 
 class Case(NamedTuple):
-    """A way in which the wait of a failed job may end early.
+    """A way in which the wait of a failed job may end early."""
 
-    Attributes:
-        told: The job, as a sentence of its breach has it behind "after"; `{}` is how many failed.
-        facts: In what it differs from most jobs.
-        jobs: How many alike fail.
-        fails: How often each fails; it is claimed again a day after it was due.
-        meanwhile: What comes while it waits: another job's completion, a recovery, or what its
-            own worker sends once more (rule 6); or nothing.
-        close: Whether it is asked for at the last moment.
-        seed: Of what its SQL draws by lot.
-    """
-
-    told: str
-    facts: Mapping[str, object] = {}
-    jobs: int = 1
-    fails: int = 1
+    told: str  # the job, as a sentence of its breach has it behind "after"; `{}` is how many failed
+    facts: Mapping[str, object] = {}  # in what it differs from most jobs
+    jobs: int = 1  # how many alike fail
+    fails: int = 1  # how often each fails; it is claimed again a day after it was due
+    # What comes while it waits: another job's completion, a recovery, or what its own worker sends
+    # once more (rule 6); or nothing.
     meanwhile: str = ""
-    close: bool = False
-    seed: int = 0
+    close: bool = False  # whether it is asked for at the last moment
+    seed: int = 0  # of what its SQL draws by lot
 
     @property
     def workers(self) -> list[str]:

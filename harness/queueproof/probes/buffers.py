@@ -56,24 +56,18 @@ SELECT pg_get_indexdef(indexrelid) FROM pg_catalog.pg_index WHERE indrelid >= 16
 
 
 class Kind(NamedTuple):
-    """The facts of contents of one kind, which there are beside a few ready jobs.
+    """The facts of contents of one kind, which there are beside a few ready jobs."""
 
-    Attributes:
-        told: How many of them there are, in words.
-        remedy: What makes a claim cheap again that they make dear; `{}` is an index.
-        jobs: How many, by level. More, where a claim of the first ones costs more: a table of some
-            dozen pages may be read whole because that is cheap, and no longer once it is large.
-        facts: In what they differ from most jobs; None where they end.
-        copied: Whether their rows are copied; else the queue's own operations make them all.
-        counted: How evidence counts them, where that is not as they are told.
-    """
-
-    told: str
-    remedy: str
+    told: str  # how many of them there are, in words
+    remedy: str  # what makes a claim cheap again that they make dear; `{}` is an index
+    # How many, by level. More, where a claim of the first ones costs more: a table of some dozen
+    # pages may be read whole because that is cheap, and no longer once it is large.
     jobs: tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]
+    # In what they differ from most jobs; None where they end.
     facts: Mapping[str, object] | None = None
+    # Whether their rows are copied; else the queue's own operations make them all.
     copied: bool = True
-    counted: str = ""
+    counted: str = ""  # how evidence counts them, where that is not as they are told
 
 
 _PARTIAL = "Give the claim an index that holds only jobs that can run: `{}`."
@@ -123,13 +117,9 @@ MANY = range(4_000_001)
 
 
 class Content(NamedTuple):
-    """The jobs of a queue when a claim is measured, beside a few ready ones.
+    """The jobs of a queue when a claim is measured, beside a few ready ones."""
 
-    Attributes:
-        kind: Of which of `KINDS`.
-    """
-
-    kind: Annotated[str, KINDS]
+    kind: Annotated[str, KINDS]  # of which of `KINDS`
     jobs: Annotated[int, MANY]
 
     def __str__(self) -> str:
@@ -184,15 +174,10 @@ EMPTY, SMALL = Content("finished", 0), Content("churned", FEW)
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """The buffers that one warm claim touched.
+    """The buffers that one warm claim touched."""
 
-    Attributes:
-        content: What the queue held.
-        statements: Each statement with its buffers.
-    """
-
-    content: Content
-    statements: Sequence[tuple[str, int]]
+    content: Content  # what the queue held
+    statements: Sequence[tuple[str, int]]  # each statement with its buffers
 
     @property
     def buffers(self) -> int:
@@ -202,29 +187,20 @@ class Cost:
 
 @dataclass(slots=True)
 class Slope:
-    """The costs of claims as the queue filled.
+    """The costs of claims as the queue filled."""
 
-    Attributes:
-        costs: One for each content, the empty queue's first.
-        beside: The same for contents at which a claim may cost more: told, and not judged.
-        level: Kinds of contents at which a claim costs more, and with many more jobs not more yet.
-        both: Whether each was followed by one that completes its job.
-        guilty: Where the cost has grown: the costliest statement and its plan.
-        index: What would serve it, if that can be seen.
-        served: Whether there is one like that already.
-        short: Why jobs were made by the queue's operations alone, and so few; or nothing.
-        unable: Why nothing could be measured; or nothing.
-    """
-
-    costs: list[Cost] = field(default_factory=list)
+    costs: list[Cost] = field(default_factory=list)  # one for each content, the empty queue's first
+    # The same for contents at which a claim may cost more: told, and not judged.
     beside: list[Cost] = field(default_factory=list)
+    # Kinds of contents at which a claim costs more, and with many more jobs not more yet.
     level: set[str] = field(default_factory=set)
-    both: bool = False
+    both: bool = False  # whether each was followed by one that completes its job
+    # Where the cost has grown: the costliest statement and its plan.
     guilty: tuple[str, str] | None = None
-    index: ServingIndex | None = None
-    served: bool = False
-    short: str = ""
-    unable: str = ""
+    index: ServingIndex | None = None  # what would serve it, if that can be seen
+    served: bool = False  # whether there is one like that already
+    short: str = ""  # why jobs were made by the queue's operations alone, and so few; or nothing
+    unable: str = ""  # why nothing could be measured; or nothing
 
     @property
     def small(self) -> Cost:

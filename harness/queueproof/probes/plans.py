@@ -47,19 +47,13 @@ REWRITE = (
 
 
 class TableState(NamedTuple):
-    """The way in which a table comes to hold what it holds, and what its statistics know of it.
+    """The way in which a table comes to hold what it holds, and what its statistics know of it."""
 
-    Attributes:
-        others: Jobs that this claim cannot get (another queue's, or not due), enqueued first.
-        before: Jobs enqueued before ANALYZE.
-        analyze: Whether there is an ANALYZE.
-        after: Jobs enqueued after it.
-    """
-
+    # Jobs that this claim cannot get (another queue's, or not due), enqueued first.
     others: Annotated[int, MANY]
-    before: Annotated[int, MANY]
-    analyze: bool
-    after: Annotated[int, MANY]
+    before: Annotated[int, MANY]  # jobs enqueued before ANALYZE
+    analyze: bool  # whether there is an ANALYZE
+    after: Annotated[int, MANY]  # jobs enqueued after it
 
     def __str__(self) -> str:
         parts = []
@@ -98,17 +92,12 @@ class Cell(NamedTuple):
 
 @dataclass(slots=True)
 class Overclaim:
-    """A claim that took more than its limit.
-
-    Attributes:
-        taken: How many jobs it took.
-        plans: EXPLAIN of each of its statements, as (SQL, plan).
-        silent: Whether it took jobs that it did not return: `jobs` shows them as running.
-    """
+    """A claim that took more than its limit."""
 
     cell: Cell
-    taken: int
-    plans: Sequence[tuple[str, str]]
+    taken: int  # how many jobs it took
+    plans: Sequence[tuple[str, str]]  # EXPLAIN of each of its statements, as (SQL, plan)
+    # Whether it took jobs that it did not return: `jobs` shows them as running.
     silent: bool = False
 
 

@@ -38,41 +38,27 @@ def telling(points: Sequence[T], tell: Tell) -> Iterator[T]:
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """The findings of a probe.
+    """The findings of a probe."""
 
-    Attributes:
-        evidence: What was measured to how often; a pass without any is none. What could not be
-            measured for want of a tool counts 0.
-        broken: How the guarantee is broken; empty where it is not.
-        found: What a story of that is told from, of `probes.Found`; None where it is not.
-        data: The point at which it was seen, as JSON: what `replay` needs to see it again.
-        unable: Why it could not be asked here, with the way to have it asked; or nothing.
-        lacks: The tool that this machine lacks, with the way to get it; or nothing.
-        partial: Whether what is found without that tool is worth a verdict.
-        remark: What else a reader of the verdict should know; or nothing.
-        explains: Guarantee ids whose breach follows from this one, to the sentence that says so.
-    """
-
+    # What was measured to how often; a pass without any is none. What could not be measured for
+    # want of a tool counts 0.
     evidence: Mapping[str, int]
-    broken: str = ""
-    found: Any = None
-    data: Any = None
-    unable: str = ""
-    lacks: str = ""
-    partial: bool = False
-    remark: str = ""
+    broken: str = ""  # how the guarantee is broken; empty where it is not
+    found: Any = None  # what a story of that is told from, of `probes.Found`; None where it is not
+    data: Any = None  # the point at which it was seen, as JSON: what `replay` needs to see it again
+    unable: str = ""  # why it could not be asked here, with the way to have it asked; or nothing
+    lacks: str = ""  # the tool that this machine lacks, with the way to get it; or nothing
+    partial: bool = False  # whether what is found without that tool is worth a verdict
+    remark: str = ""  # what else a reader of the verdict should know; or nothing
+    # Guarantee ids whose breach follows from this one, to the sentence that says so.
     explains: Mapping[str, str] = field(default_factory=dict)
 
 
 class Probe(ABC):
-    """Measures one guarantee of an installed queue.
+    """Measures one guarantee of an installed queue."""
 
-    Attributes:
-        shape: The type of a point, as `Seen.data` holds it.
-        says_less: Whether a story of controlled runs, where there is one, is the better one.
-    """
-
-    shape: Any = bool
+    shape: Any = bool  # the type of a point, as `Seen.data` holds it
+    # Whether a story of controlled runs, where there is one, is the better one.
     says_less: bool = False
 
     @abstractmethod

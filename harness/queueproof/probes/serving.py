@@ -18,14 +18,10 @@ _SAME = exp.EQ, exp.Is, exp.In  # with a literal, what they say does not change 
 
 
 class ServingIndex(NamedTuple):
-    """An index that would serve a claim.
+    """An index that would serve a claim."""
 
-    Attributes:
-        sql: What `CREATE INDEX` would say.
-        states: Its condition, where the claim says that by an OR of states alone; or nothing.
-    """
-
-    sql: str
+    sql: str  # what `CREATE INDEX` would say
+    # Its condition, where the claim says that by an OR of states alone; or nothing.
     states: str = ""
 
 
@@ -95,20 +91,13 @@ def _states(condition: exp.Expr) -> str:
 
 
 class Join(NamedTuple):
-    """A join that reads every row of a table, to find some that a list names.
-
-    Attributes:
-        listed: The list: a CTE, or a temporary table.
-        key: The column of the table that is compared.
-        other: That of the list.
-        elsewhere: Whether the table is read as a whole by another part of the plan, too.
-    """
+    """A join that reads every row of a table, to find some that a list names."""
 
     table: str
-    listed: str
-    key: str
-    other: str
-    elsewhere: bool
+    listed: str  # the list: a CTE, or a temporary table
+    key: str  # the column of the table that is compared
+    other: str  # that of the list
+    elsewhere: bool  # whether the table is read as a whole by another part of the plan, too
 
 
 def join_of_all(plan: str) -> Join | None:

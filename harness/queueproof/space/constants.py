@@ -26,16 +26,11 @@ SHORTEST, LONGEST = 1.0, 3 * 366 * 86400.0  # seconds of a span that somebody wa
 
 
 class Constants(NamedTuple):
-    """The values that stand in some SQL, each once, in order.
-
-    Attributes:
-        spans: Seconds: of intervals, and of numbers that may be some.
-        words: Literals that could be a name.
-    """
+    """The values that stand in some SQL, each once, in order."""
 
     numbers: tuple[int, ...] = ()
-    spans: tuple[float, ...] = ()
-    words: tuple[str, ...] = ()
+    spans: tuple[float, ...] = ()  # seconds: of intervals, and of numbers that may be some
+    words: tuple[str, ...] = ()  # literals that could be a name
 
 
 def constants_in(text: str) -> Constants:

@@ -84,55 +84,33 @@ Kind: TypeAlias = tuple[object, ...]
 
 
 class Known(NamedTuple):
-    """A program that may be tried.
+    """A program that may be tried."""
 
-    Attributes:
-        what: Who does which operations: the coarsest that tells it from others.
-        kind: Which one it is of: that, and in which situation.
-        way: How many steps it takes to the situation; a job that has one attempt is one more.
-        apart: Whether it has the same end in whichever order its actors go first, or another shows
-            the same.
-        steps: Of what goes on meanwhile; one more where the act comes to nothing by itself.
-    """
-
-    what: Kind
-    kind: Kind
+    what: Kind  # who does which operations: the coarsest that tells it from others
+    kind: Kind  # which one it is of: that, and in which situation
     make: Callable[[], Program]
-    way: int
+    way: int  # how many steps it takes to the situation; a job that has one attempt is one more
+    # Whether it has the same end in whichever order its actors go first, or another shows the same.
     apart: bool = False
-    steps: int = 0
+    steps: int = 0  # of what goes on meanwhile; one more where the act comes to nothing by itself
 
 
 class Situation(NamedTuple):
-    """A job at some moment of its life.
+    """A job at some moment of its life."""
 
-    Attributes:
-        job: As the specification knows it.
-        now: Seconds.
-        way: Who has done what to get here.
-        claims: The claims of the job so far.
-        ends: How they have ended, those that have: the operation that gave the job back.
-        gone: Workers who have crashed.
-        beaten: Whether a heartbeat has been accepted.
-        cleaned: Whether a cleanup has come since it ended.
-        over: Whether its wait is over and no promotion has come yet.
-        lined: Whether it stands in line: a promotion has come, or its wait is over.
-        rests: Whether it has to wait before that, as after a failure.
-        key: What tells it from others, as far as a queue may tell them apart.
-    """
-
-    job: Job = Job()
-    now: float = 0.0
-    way: tuple[Script, ...] = ()
-    claims: tuple[Call, ...] = ()
+    job: Job = Job()  # as the specification knows it
+    now: float = 0.0  # seconds
+    way: tuple[Script, ...] = ()  # who has done what to get here
+    claims: tuple[Call, ...] = ()  # the claims of the job so far
+    # How they have ended, those that have: the operation that gave the job back.
     ends: tuple[str, ...] = ()
-    gone: frozenset[str] = frozenset()
-    beaten: bool = False
-    cleaned: bool = False
-    over: bool = False
-    lined: bool = True
-    rests: bool = False
-    key: Kind = ()
+    gone: frozenset[str] = frozenset()  # workers who have crashed
+    beaten: bool = False  # whether a heartbeat has been accepted
+    cleaned: bool = False  # whether a cleanup has come since it ended
+    over: bool = False  # whether its wait is over and no promotion has come yet
+    lined: bool = True  # whether it stands in line: a promotion has come, or its wait is over
+    rests: bool = False  # whether it has to wait before that, as after a failure
+    key: Kind = ()  # what tells it from others, as far as a queue may tell them apart
 
     @property
     def holder(self) -> str:
