@@ -113,9 +113,6 @@ class _JobCheck:
 
     Args:
         acts: What is taken for its life.
-
-    Attributes:
-        findings: The first violation in the job's life, or the evidence of a sound one.
     """
 
     def __init__(
@@ -131,7 +128,7 @@ class _JobCheck:
         first = Job() if enqueued else Job(phase=Phase.QUEUED)
         self.configs = [_Config(first, frozenset())]
         self.open: set[int] = set()  # acts that are under way
-        self.findings = CheckResult()
+        self.findings = CheckResult()  # its first violation, or the evidence of a sound life
         self.contradicted = False  # by an observation
         self.starved: Violation | None = None  # if it is claimed later; otherwise it may be lost
         self.seen: tuple[State | None, float] = None, 0.0  # its state as last shown, and since when

@@ -86,13 +86,10 @@ class Undisturbed(Watcher):
     """Tells, once a call is over, whether any other was open meanwhile.
 
     Of a completion and a claim that are one operation the claim is the one that nobody met.
-
-    Attributes:
-        joined: The indexes of such claims.
     """
 
     def __init__(self) -> None:
-        self.joined: set[int] = set()
+        self.joined: set[int] = set()  # the indexes of such claims
         self._open: list[Call] = []
         self._met: set[int] = set()
 

@@ -373,15 +373,11 @@ def measure(
 
 
 class _Meter:
-    """Fills a queue with its own operations, and measures its claim.
-
-    Attributes:
-        tell: Told how much of the contents that come next is there.
-    """
+    """Fills a queue with its own operations, and measures its claim."""
 
     def __init__(self, lab: Lab, offer: Offer, level: int) -> None:
         self.lab = lab
-        self.tell: Tell = untold
+        self.tell: Tell = untold  # of the contents that come next, how much is there
         self.slope = Slope(both=offer.joins)
         self._queue = offer.queue
         self._held = offer.held

@@ -53,17 +53,11 @@ MOST_ATTEMPTS = 30  # that are used up, one by one, before a job's last: more ta
 
 
 class Pieces:
-    """The pieces of programs that follow from what a queue offers.
-
-    Attributes:
-        offer: The queue, and whether its claims are held in their transaction.
-        through: Only programs that do this operation; None: all.
-        constants: What stands in the queue's own SQL.
-    """
+    """The pieces of programs that follow from what a queue offers."""
 
     def __init__(self, offer: Offer, through: DoKind | None = None) -> None:
         self.offer = offer
-        self.through = through
+        self.through = through  # only programs that do this operation; None: all
         queue = offer.queue
         self.offers = queue.offers
         self.one_each = queue.jobs_per_worker is not None
