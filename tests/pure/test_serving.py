@@ -2,7 +2,7 @@
 
 import pytest
 
-from queueproof.probes.serving import Join, ServingIndex, join_of_all, serving_index
+from queueproof.probes.serving import Join, ServingIndex, join_of_all, serving_indexes
 from tests.fix_histories import pairs
 
 # A claim => the index that serves it.
@@ -35,7 +35,7 @@ Update on deliveries d
 @pytest.mark.parametrize(("claim", "index"), pairs(SERVED))
 def test_the_index_has_the_claims_own_names(claim: str, index: str) -> None:
     """What is compared with a parameter, then the order; what is always asked picks the rows."""
-    assert serving_index(claim) == ServingIndex(f"CREATE INDEX {index}")
+    assert serving_indexes(claim) == [ServingIndex(f"CREATE INDEX {index}")]
 
 
 @pytest.mark.parametrize(
@@ -50,7 +50,15 @@ def test_the_index_has_the_claims_own_names(claim: str, index: str) -> None:
 )
 def test_no_index_is_made_up(claim: str) -> None:
     """Where the query is out of sight, or no index of one table has its order, none is named."""
-    assert serving_index(claim) is None
+    assert serving_indexes(claim) == []
+
+
+def test_a_claim_of_two_queries_has_an_index_for_each() -> None:
+    """Which of them is lacking shows in the indexes that are there."""
+    late = "SELECT id FROM d WHERE held < now() ORDER BY held LIMIT 1"
+    claim = f"WITH late AS ({late}), due AS (SELECT id FROM d ORDER BY due LIMIT 1) SELECT 1"
+    indexes = ["CREATE INDEX ON d (held)", "CREATE INDEX ON d (due)"]
+    assert [index.sql for index in serving_indexes(claim)] == indexes
 
 
 def test_states_joined_by_or_are_asked_for_together() -> None:
@@ -61,19 +69,24 @@ def test_states_joined_by_or_are_asked_for_together() -> None:
     )
     states = "state IN ('pending', 'sent', 'late')"
     index = f"CREATE INDEX ON d (due) WHERE {states}"
-    assert serving_index(claim.format("")) == ServingIndex(index, states)
-    assert serving_index(claim.format(f"{states} AND")) == ServingIndex(index)
+    assert serving_indexes(claim.format("")) == [ServingIndex(index, states)]
+    assert serving_indexes(claim.format(f"{states} AND")) == [ServingIndex(index)]
     other = claim.format("").replace("state = 'pending'", "kind = 'pending'")
-    assert serving_index(other) == ServingIndex("CREATE INDEX ON d (due)")
+    assert serving_indexes(other) == [ServingIndex("CREATE INDEX ON d (due)")]
 
 
 def test_a_join_that_reads_all_jobs_is_seen_in_its_plan() -> None:
     """A hash join of a CTE or a temporary table with the whole table, and no other scan of it."""
-    found = Join("deliveries", "picked", "id", "id", elsewhere=False)
+    found = Join("deliveries", ("picked",), "id", "id", elsewhere=False)
     assert join_of_all(JOINED) == found
     temporary = JOINED.replace("CTE Scan", "Seq Scan")
     assert join_of_all(temporary.replace("d.id = picked.id", "picked.id = d.id")) == found
     both = JOINED.replace("Index Scan using due on deliveries", "Seq Scan on deliveries d_1")
     assert join_of_all(both) == found._replace(elsewhere=True)
+    parts = "".join(f"\n          ->  Seq Scan on deliveries_{n} d_{n}" for n in (1, 2))
+    parted = JOINED.replace("Seq Scan on deliveries d", f"Append{parts}")
+    lists = "Append\n              ->  CTE Scan on picked\n              ->  CTE Scan on late"
+    parted = parted.replace("CTE Scan on picked", lists)
+    assert join_of_all(parted) == found._replace(listed=("picked", "late"))
     for old, new in (("Hash Join", "Nested Loop"), ("Seq Scan on", "Index Scan on")):
         assert join_of_all(JOINED.replace(old, new)) is None

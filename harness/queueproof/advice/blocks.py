@@ -9,7 +9,7 @@ from itertools import combinations
 from queueproof.advice.clauses import Change, added, rewritten
 from queueproof.advice.forms import TWICE, Form
 from queueproof.advice.reading import HELD, Draft, Whole
-from queueproof.probes.serving import serving_index
+from queueproof.probes.serving import serving_indexes
 from queueproof.queues.filetext import OPERATION_OF
 from queueproof.queues.sqltext import BEGINS
 from queueproof.queues.sqltree import Edit, Span
@@ -162,8 +162,8 @@ def _indexed(whole: Whole, draft: Draft) -> Iterator[Change]:
 def _indexes(draft: Draft) -> list[str]:
     """Indexes that serve the claim: by its own query, then by what its columns are for."""
     known, queue = draft.jobs, draft.queue
-    claims = (serving_index(statement.text) for statement in queue.blocks["claim"].statements)
-    found = [index.sql.removeprefix("CREATE INDEX ") for index in claims if index]
+    claims = (serving_indexes(statement.text) for statement in queue.blocks["claim"].statements)
+    found = [one.sql.removeprefix("CREATE INDEX ") for indexes in claims for one in indexes]
     if known.table.name and known["status"]:
         of_queue, urgent = "queue" in queue.takes("claim"), "priority" in queue.order
         found.append(known.index(queue=of_queue, urgent=urgent))

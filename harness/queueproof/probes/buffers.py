@@ -21,7 +21,7 @@ from queueproof.guarantees.catalogue import CATALOGUE
 from queueproof.probes.filling import Filling, NotMultipliedError
 from queueproof.probes.plans import explain
 from queueproof.probes.probe import Probe, Seen, Tell, asked, claimed, enqueue, part_of, untold
-from queueproof.probes.serving import ServingIndex, join_of_all, serving_index
+from queueproof.probes.serving import Join, ServingIndex, join_of_all, serving_indexes
 from queueproof.queues.model import Claim, Operation, Result, Step, watched
 from queueproof.queues.offer import Offer
 from queueproof.queues.sqltext import first_keyword
@@ -152,7 +152,7 @@ _STATES_SERVED = (
 _JOINED = (
     "The plan joins {1} with every row of {0}: the planner takes the list for a long one, and no "
     "index changes that. Give the rows as an array, which are looked up one by one: "
-    "`WHERE {0}.{2} = ANY (ARRAY(SELECT {3} FROM {1}))`."
+    "`WHERE {0}.{2} = ANY (ARRAY(SELECT {3} FROM {4}))`."
 )
 _INSIDE = (
     "This plan does not show what happens inside {}; `auto_explain.log_nested_statements` does. A "
@@ -247,8 +247,8 @@ class Slope:
         plan = self.guilty[1] if self.guilty else ""
         join = join_of_all(plan)
         if join is not None and not join.elsewhere:
-            return _JOINED.format(*join)
-        also = f"{_JOINED.format(*join)} " if join else ""
+            return _of_all(join)
+        also = f"{_of_all(join)} " if join else ""
         if self.index is None:
             called = _FUNCTION.search(plan)
             sorts = re.search(r"Sort Key: .*\(", plan)
@@ -638,9 +638,11 @@ class _Meter:
         def see(step: Step) -> None:
             if step.sql == guilty:
                 self.slope.guilty = (guilty, explain(session, step))
-                self.slope.index = index = serving_index(guilty)
                 there = {_comparable(str(one)) for (one,) in self.lab.execute(_INDEXES)}
-                self.slope.served = index is not None and _comparable(index.sql) in there
+                found = serving_indexes(guilty)
+                lacking = [one for one in found if _comparable(one.sql) not in there]
+                self.slope.index = next(iter(lacking or found), None)
+                self.slope.served = bool(found) and not lacking
 
         claims = claimed(drive(session, watched(self._asked(), see)))
         if self.slope.both:
@@ -649,10 +651,17 @@ class _Meter:
             session.run("ROLLBACK")
 
 
+def _of_all(join: Join) -> str:
+    """The advice on a join that reads all of a table."""
+    listed = f" UNION ALL SELECT {join.other} FROM ".join(join.listed)
+    return _JOINED.format(join.table, " and ".join(join.listed), join.key, join.other, listed)
+
+
 def _comparable(index: str) -> str:
     """An index without its own name and its table's: as an author or the server says it."""
     columns = index[index.index("(") :]
-    bare = re.sub(r"::[\w. ]+|[()\s]", "", columns).lower()
+    # What is compared is not NULL.
+    bare = re.sub(r" WHERE \(\w+ IS NOT NULL\)$|::[\w. ]+|[()\s]", "", columns).lower()
     return re.sub(r"=anyarray\[([^]]*)\]", r"in\1", bare)
 
 

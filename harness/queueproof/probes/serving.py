@@ -13,7 +13,8 @@ from queueproof.queues.sqltree import Parsed
 _GIVEN = exp.Placeholder | exp.Parameter
 _ARROW = re.compile(r"^( *)->  (.*)$")
 _JOIN = re.compile(r"(?:Hash|Merge) (?:\w+ )?Join$")
-_BETWEEN = ("Hash", "Sort", "Materialize")  # what may stand between a join and what it reads
+# What may stand between a join and what it reads.
+_BETWEEN = ("Hash", "Sort", "Materialize", "Append")
 _SAME = exp.EQ, exp.Is, exp.In  # with a literal, what they say does not change from claim to claim
 
 
@@ -25,24 +26,20 @@ class ServingIndex(NamedTuple):
     states: str = ""
 
 
-def serving_index(sql: str) -> ServingIndex | None:
-    """The index for the query of a claim that has an order and a limit.
+def serving_indexes(sql: str) -> list[ServingIndex]:
+    """The indexes for the queries of a claim that have an order and a limit.
 
     Columns that must equal a parameter come first, then those of the ORDER BY; conditions on a
     column that mean the same in every claim say which rows the index holds.
 
-    Returns:
-        The index, None where no such query is seen in it, or where it orders by more than columns
-        of one table.
+    A query that orders by more than columns of one table has none.
     """
     try:
-        tree = Parsed(sql).tree
+        selects = list(Parsed(sql).tree.find_all(exp.Select))
     except SqlglotError:
-        return None
-    for select in tree.find_all(exp.Select):
-        if select.args.get("order") and select.args.get("limit"):
-            return _serving(select)
-    return None
+        return []
+    found = (_serving(one) for one in selects if one.args.get("order") and one.args.get("limit"))
+    return [index for index in found if index]
 
 
 def _serving(select: exp.Select) -> ServingIndex | None:
@@ -94,7 +91,7 @@ class Join(NamedTuple):
     """A join that reads every row of a table, to find some that a list names."""
 
     table: str
-    listed: str  # the list: a CTE, or a temporary table
+    listed: tuple[str, ...]  # the list: a CTE or several, or a temporary table
     key: str  # the column of the table that is compared
     other: str  # that of the list
     elsewhere: bool  # whether the table is read as a whole by another part of the plan, too
@@ -106,30 +103,35 @@ def join_of_all(plan: str) -> Join | None:
     if changed is None:
         return None
     table, alias = changed[1], changed[2] or changed[1]
-    read = re.compile(rf"Seq Scan on {re.escape(table)}(?: \S+)?$")
+    # Or its partitions, whose aliases are numbered.
+    read = re.compile(rf"Seq Scan on (?:{re.escape(table)}(?: \S+)?|\S+ {re.escape(alias)}_\d+)$")
     above: list[tuple[int, str, str]] = []  # indent, node, condition
-    joined = ""
-    scans = 0
+    joined: tuple[int, str, str] | None = None
+    scans = set[tuple[int, str, str] | None]()  # what stands over each
+    lists: dict[tuple[int, str, str] | None, list[str]] = {}
     lines = plan.splitlines()
     for number, line in enumerate(lines):
         if (arrow := _ARROW.match(line)) is None:
             continue
         indent, node = len(arrow[1]), arrow[2]
         above = [one for one in above if one[0] < indent]
+        over = next((one for one in reversed(above) if one[1] not in _BETWEEN), None)
+        if scanned := re.match(r"CTE Scan on (\S+)", node):
+            lists.setdefault(over, []).append(scanned[1])
         if read.match(node):
-            scans += 1
-            over = next((one for one in reversed(above) if one[1] not in _BETWEEN), None)
+            scans.add(over)
             if over and _JOIN.match(over[1]):
-                joined = over[2]
+                joined = over
         following = lines[number + 1].strip() if number + 1 < len(lines) else ""
         above.append((indent, node, following))
-    sides = re.search(r"Cond: \((\S+)\.(\S+) = (\S+)\.(\S+)\)$", joined)
+    sides = re.search(r"Cond: \((\S+)\.(\S+) = (\S+)\.(\S+)\)$", joined[2] if joined else "")
     if sides is None or alias not in {sides[1], sides[3]}:
         return None
-    (_, key), (listed, other) = sorted(
+    (_, key), (first, other) = sorted(
         [(sides[1], sides[2]), (sides[3], sides[4])], key=lambda side: side[0] != alias
     )
-    return Join(table, listed, key, other, scans > 1)
+    listed = tuple(lists.get(joined, [])) or (first,)
+    return Join(table, listed, key, other, len(scans) > 1)
 
 
 def _is_fixed(condition: exp.Expr) -> bool:
