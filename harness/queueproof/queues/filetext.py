@@ -115,9 +115,7 @@ class QueueText:
         """Its tokens, found block by block: each block that files share is looked at once."""
         with suppress(sqltext.UnterminatedError):
             return [
-                token
-                for start, piece in self._pieces()
-                for token in sqltext.moved(sqltext.tokens(piece), start)
+                token for bounds in self._pieces() for token in sqltext.piece(self.text, *bounds)
             ]
         # A marker in a comment or a dollar quote is none.
         try:
@@ -130,20 +128,20 @@ class QueueText:
                 self.fail_unterminated(token.start)
         return found
 
-    def _pieces(self) -> Iterator[tuple[int, str]]:
-        """Each block with the comments above it, and where it begins."""
+    def _pieces(self) -> Iterator[tuple[int, int]]:
+        """The bounds of each block with the comments above it, without the space behind it."""
         markers = _MARKER_LINE.finditer(self.text)
         starts = [0, *(self.above(marker.start()) for marker in markers), len(self.text)]
-        return ((start, self.text[start:end].rstrip()) for start, end in pairwise(starts))
+        for start, end in pairwise(starts):
+            yield start, start + len(self.text[start:end].rstrip())
 
     def fail_unterminated(self, offset: int) -> NoReturn:
         """Look for the culprit block by block: a missing quote shifts all that follow."""
-        for start, piece in self._pieces():
-            try:
-                sqltext.tokens(piece)
-            except sqltext.UnterminatedError as error:
-                offset = start + error.offset
-                break
+        try:
+            for bounds in self._pieces():
+                sqltext.piece(self.text, *bounds)
+        except sqltext.UnterminatedError as error:
+            offset = error.offset
         line = self.line_at(offset)[1].strip()
         self.fail(offset, f"a string, quoted name, dollar quote or comment is never closed: {line}")
 
@@ -269,7 +267,7 @@ def statement_at(file: QueueText, found: sqltext.ScriptStatement) -> Statement:
         file.fail(found.offset, COPYING)
     uses = sqltext.parameters(found.tokens)
     parameters = {name: file.source(offset) for name, offset in uses.items()}
-    return Statement(found.text, file.source(found.offset), parameters)
+    return Statement(found.text, file.source(found.offset), parameters, found.offset)
 
 
 def _parameter_list(file: QueueText, start: int, listed: str) -> tuple[str, ...]:

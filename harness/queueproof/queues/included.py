@@ -43,7 +43,7 @@ def statements(text: str, fail: Fail) -> Iterator[ScriptStatement]:
     begin = position = 0
     while mark := _MARK.search(text, position):
         position = mark.end()
-        if not _closed(text[begin : mark.start()]):
+        if not sqltext.is_closed(text[begin : mark.start()]):
             continue  # in a string or a function's body
         yield from _kept(text, begin, mark.start())
         if mark["down"]:
@@ -61,21 +61,8 @@ def statements(text: str, fail: Fail) -> Iterator[ScriptStatement]:
     yield from _kept(text, begin, len(text))
 
 
-def _closed(text: str) -> bool:
-    """True if a text ends outside of every string, comment and dollar quote."""
-    try:
-        sqltext.tokens(text)
-    except sqltext.UnterminatedError:
-        return False
-    return True
-
-
 def _kept(text: str, begin: int, end: int) -> Iterator[ScriptStatement]:
-    try:
-        found = sqltext.moved(sqltext.tokens(text[begin:end]), begin)
-    except sqltext.UnterminatedError as error:
-        raise sqltext.UnterminatedError(begin + error.offset) from None
-    for statement in sqltext.split(text, found):
+    for statement in sqltext.split(text, sqltext.piece(text, begin, end)):
         if not _left_out(statement.tokens):
             yield statement._replace(text=_where_there_is_one(statement.tokens, statement.text))
 

@@ -26,6 +26,13 @@ class UnterminatedError(ValueError):
         self.offset = offset  # where the line begins that opens it
 
 
+class Span(NamedTuple):
+    """A stretch of text: half-open, from 0."""
+
+    start: int
+    end: int
+
+
 class ScriptStatement(NamedTuple):
     """One statement of a text."""
 
@@ -93,7 +100,6 @@ _WORD_OR_DOLLAR = re.compile(r"[^\W\d][\w$]*|\$")
 _NO_QUOTE = "\ufdd0"  # no character: stands in for a dollar that neither opens nor closes a quote
 
 
-@lru_cache(maxsize=1024)
 def tokens(text: str) -> tuple[Token, ...]:
     """The tokens of a text, comments left out."""
     try:
@@ -102,6 +108,7 @@ def tokens(text: str) -> tuple[Token, ...]:
         raise UnterminatedError(_opening(text)) from None
 
 
+@lru_cache(maxsize=1024)
 def _scan(text: str) -> tuple[Token, ...]:
     kept = {end for m in _DELIMITER.finditer(text) for end in (m.start(1), m.end(1) - 1)}
     plain = _WORD_OR_DOLLAR.sub(
@@ -118,20 +125,26 @@ def _scan(text: str) -> tuple[Token, ...]:
 
 def _opening(text: str) -> int:
     """Start of the line that opens what is never closed: every longer piece of the text fails."""
-    end = text.rfind("\n") + 1
-    while end:
-        try:
-            _scan(text[:end])
-        except TokenError:
-            end = text.rfind("\n", 0, end - 1) + 1
-        else:
-            break
-    return end
+    ends = [end.end() for end in re.finditer("\n", text)]
+    return next((end for end in reversed(ends) if is_closed(text[:end])), 0)
 
 
-def moved(found: Sequence[Token], by: int) -> list[Token]:
+def is_closed(text: str) -> bool:
+    """True if a text ends outside of every string, comment and dollar quote."""
+    try:
+        _scan(text)
+    except TokenError:
+        return False
+    return True
+
+
+def piece(text: str, start: int, end: int) -> list[Token]:
     """The tokens of a piece of a text, with their offsets in the text."""
-    return [Token(t.kind, t.raw, t.value, t.start + by, t.end + by) for t in found]
+    try:
+        found = tokens(text[start:end])
+    except UnterminatedError as error:
+        raise UnterminatedError(start + error.offset) from None
+    return [t._replace(start=t.start + start, end=t.end + start) for t in found]
 
 
 def positional(found: Sequence[Token]) -> int | None:
@@ -301,15 +314,12 @@ def move_times(sql: str) -> str:
 
 
 def _replace(sql: str, replacements: Iterable[Replacement]) -> tuple[str, tuple[Replaced, ...]]:
-    pieces: list[str] = []
-    edits: list[Replaced] = []
-    position = length = 0
+    sent, position, edits = "", 0, list[Replaced]()
     for start, end, new in sorted(replacements):
-        length += start - position
-        pieces += [sql[position:start], new]
-        edits.append(Replaced(start, end, length, length + len(new)))
-        position, length = end, length + len(new)
-    return "".join([*pieces, sql[position:]]), tuple(edits)
+        sent += sql[position:start]
+        edits.append(Replaced(start, end, len(sent), len(sent) + len(new)))
+        sent, position = sent + new, end
+    return sent + sql[position:], tuple(edits)
 
 
 def position_in(compiled: Compiled, server_position: int) -> int:
@@ -318,14 +328,11 @@ def position_in(compiled: Compiled, server_position: int) -> int:
     It is the start of what was replaced, if it points inside.
     """
     sent = max(0, server_position - 1)
-    shift = 0
-    for edit in compiled.edits:
-        if sent < edit.sent_start:
-            break
-        if sent < edit.sent_end:
-            return edit.start
-        shift = edit.end - edit.sent_end
-    return sent + shift
+    before = [edit for edit in compiled.edits if edit.sent_start <= sent]
+    if not before:
+        return sent
+    _, end, _, sent_end = before[-1]
+    return before[-1].start if sent < sent_end else end + sent - sent_end
 
 
 _OPERANDS = frozenset(
@@ -388,109 +395,58 @@ _KEYWORDS_OF_TIME = {
     "CURRENT_TIME": ("clock.now", "timetz"),
     "LOCALTIME": ("clock.local_now", "time"),
 }
-_FUNCTIONS_OF_TIME = frozenset(
-    {"now", "clock_timestamp", "statement_timestamp", "transaction_timestamp", "timeofday"}
-)
 _SETS = frozenset({"LOCAL", "SESSION"})
-_TYPES_OF_TIME = frozenset({"timestamptz", "timestamp", "timetz", "time", "date"})
+# Forms of the time in tokens as `_shape` writes them.
+_PRECISION = r"(?: \( 0 \))?"
+_TYPE = r' (?:"?pg_catalog"? \. )?"?(?:timestamptz|timestamp|timetz|time|date)"?(?= )'
+_ZONED = rf"{_TYPE}{_PRECISION}(?: with(?:out)? time zone)?"
+_CLOCKS = r"(?:now|(?:clock|statement|transaction)_timestamp|timeofday)"
+_RUNNING = (
+    # Reserved words may still be labels (AS), attributes (.) and parameters (:).
+    r"(?<! as)(?<! \.)(?<! :)",
+    rf"(?P<keyword> (?:{'|'.join(_KEYWORDS_OF_TIME).lower()})(?= ){_PRECISION})",
+    rf'|(?P<schema> "?pg_catalog"?)(?= \. "?{_CLOCKS}"? \()',
+    # `('now'::text)::timestamptz` is read when it runs, in a DEFAULT as well.
+    rf"""| 'now' :: "?(?:text|varchar)"?(?=(?: \))* (?:::|as){_TYPE})""",
+)
+_LITERAL = (
+    rf"| 'now'(?= ::{_TYPE})|(?<= cast \() 'now'(?= as{_TYPE})",
+    rf"|(?P<typed>{_ZONED} 'now')",
+)
+_TIMES = {
+    literals: re.compile("".join((*_RUNNING, *_LITERAL) if literals else _RUNNING))
+    for literals in (False, True)
+}
+
+
+def _shape(token: Token) -> str:
+    """A token as one word behind a space: a name in small letters, of other values the kind."""
+    match token.kind:
+        case TokenType.STRING:
+            return " 'now'" if token.value.strip().lower() == "now" else " ''"
+        case TokenType.IDENTIFIER:
+            return f' "{token.value.replace(" ", "_")}"'
+        case TokenType.NUMBER:
+            return " 0"
+    return f" {token.raw.lower().replace(' ', '_')}"
 
 
 def _times(found: Sequence[Token], *, literals: bool) -> Iterator[Replacement]:
     """The forms of the time that a function in the search_path cannot shadow."""
-    index = 0
-    while index < len(found):
-        keyword = _keyword_at(found, index)
-        running = keyword or _qualified_at(found, index) or _read_late_at(found, index)
-        hit = running or (_literal_at(found, index) if literals else None)
-        if hit:
-            last, new = hit
-            yield found[index].start, found[last].end, new
-            index = last
-        index += 1
-
-
-Hit: TypeAlias = tuple[int, str]  # index of the last token that is replaced, and by what
-
-
-def _raws(found: Sequence[Token], start: int, count: int) -> list[str]:
-    return [token.raw for token in found[start : start + count]]
-
-
-def _keyword_at(found: Sequence[Token], index: int) -> Hit | None:
-    function, cast = _KEYWORDS_OF_TIME.get(found[index].word, ("", ""))
-    # Reserved words may still be labels (AS), attributes (.) and parameters (:).
-    if not function or (index and found[index - 1].raw.upper() in {"AS", ".", ":"}):
-        return None
-    end = _after_precision(found, index + 1)
-    precision = "".join(_raws(found, index + 1, end - index - 1))
-    if cast:
-        return end - 1, f"({function}()::{cast}{precision})"
-    return end - 1, function + (precision or "()")
-
-
-def _after_precision(found: Sequence[Token], index: int) -> int:
-    """Index behind `(3)`, or the same index where no precision follows."""
-    match found[index : index + 3]:
-        case [Token(raw="("), Token(kind=TokenType.NUMBER), Token(raw=")")]:
-            return index + 3
-    return index
-
-
-def _qualified_at(found: Sequence[Token], index: int) -> Hit | None:
-    match found[index : index + 4]:
-        case [schema, Token(raw="."), function, Token(raw="(")] if (
-            schema.name == "pg_catalog" and function.name in _FUNCTIONS_OF_TIME
-        ):
-            return index, "clock"
-    return None
-
-
-def _literal_at(found: Sequence[Token], index: int) -> Hit | None:
-    """`'now'::timestamptz`, `CAST('now' AS timestamptz)` or `timestamptz 'now'`."""
-    if _is_now(found, index):
-        follows = found[index + 1].raw.upper() if index + 1 < len(found) else ""
-        in_cast = [raw.upper() for raw in _raws(found, max(0, index - 2), 2)] == ["CAST", "("]
-        cast = follows == "::" or (follows == "AS" and in_cast)
-        return (index, "clock.now()") if cast and _after_type(found, index + 2) else None
-    end = _after_type(found, index)
-    if not end or not _is_now(found, end):
-        return None
-    return end, f"clock.now()::{' '.join(_raws(found, index, end - index))}"
-
-
-def _read_late_at(found: Sequence[Token], index: int) -> Hit | None:
-    """`('now'::text)::timestamptz`, which is read when it runs, in a DEFAULT as well."""
-    if not _is_now(found, index):
-        return None
-    match found[index + 1 : index + 3]:
-        case [Token(raw="::"), Token() as text] if text.name in {"text", "varchar"}:
-            behind = index + 3
-        case _:
-            return None
-    while _raws(found, behind, 1) == [")"]:
-        behind += 1
-    cast = behind < len(found) and found[behind].raw.upper() in {"::", "AS"}
-    return (index + 2, "clock.now()") if cast and _after_type(found, behind + 1) else None
-
-
-def _is_now(found: Sequence[Token], index: int) -> bool:
-    return (
-        index < len(found)
-        and found[index].kind is TokenType.STRING
-        and found[index].value.strip().lower() == "now"
-    )
-
-
-def _after_type(found: Sequence[Token], index: int) -> int:
-    """Index behind a type of date or time; 0 where there is none."""
-    match found[index : index + 2]:
-        case [Token() as schema, Token(raw=".")] if schema.name == "pg_catalog":
-            index += 2
-    if index >= len(found) or found[index].name not in _TYPES_OF_TIME:
-        return 0
-    end = _after_precision(found, index + 1)
-    zone = [token.word for token in found[end : end + 3]]
-    return end + 3 if zone in (["WITH", "TIME", "ZONE"], ["WITHOUT", "TIME", "ZONE"]) else end
+    shape = "".join(map(_shape, found)) + " "
+    for form in _TIMES[literals].finditer(shape):
+        first, behind = (shape.count(" ", 0, at) for at in form.span())
+        start, *more = raws = [token.raw for token in found[first:behind]]
+        new = "clock.now()"
+        if form["keyword"]:
+            function, cast = _KEYWORDS_OF_TIME[start.upper()]
+            precision = "".join(more)
+            new = f"({function}()::{cast}{precision})" if cast else function + (precision or "()")
+        elif form["schema"]:
+            new = "clock"
+        elif literals and form["typed"]:
+            new += f"::{' '.join(raws[:-1])}"
+        yield found[first].start, found[behind - 1].end, new
 
 
 def _paths(found: Sequence[Token]) -> Iterator[Replacement]:
