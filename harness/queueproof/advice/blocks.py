@@ -8,33 +8,34 @@ from itertools import combinations
 
 from queueproof.advice.clauses import Change, added, rewritten
 from queueproof.advice.forms import TWICE, Form
-from queueproof.advice.reading import HELD, Draft, Whole
+from queueproof.advice.reading import HELD, Draft
 from queueproof.probes.serving import serving_indexes
+from queueproof.queues.block import Block
 from queueproof.queues.filetext import OPERATION_OF
-from queueproof.queues.sqltext import BEGINS
-from queueproof.queues.sqltree import Edit, Span
+from queueproof.queues.sqltext import BEGINS, Span
+from queueproof.queues.sqltree import Edit
 
 
-def _as_one(whole: Whole, _: Draft) -> Iterator[Change]:
+def _as_one(whole: Block, _: Draft) -> Iterator[Change]:
     """Statements that belong together are one transaction."""
-    if len(whole.places) > 1 and whole.places[0].word not in BEGINS:
+    if len(whole.statements) > 1 and whole.statements[0].word not in BEGINS:
         yield Change("BEGIN and COMMIT around it", _transaction(whole))
 
 
-def _transaction(whole: Whole) -> list[Edit]:
-    start, end = whole.places[0].start, whole.places[-1].span.end
+def _transaction(whole: Block) -> list[Edit]:
+    start, end = whole.statements[0].start, whole.statements[-1].span.end
     return [Edit.at(start, "BEGIN;\n"), Edit.at(end, ";\nCOMMIT")]
 
 
-def _fresh(whole: Whole, _: Draft) -> Iterator[Change]:
+def _fresh(whole: Block, _: Draft) -> Iterator[Change]:
     """Rows that a lock guards are read after it was taken, whatever the default is."""
-    for place in whole.places:
+    for place in whole.statements:
         if place.text.upper() in {"BEGIN", "START TRANSACTION"}:
             edit = Edit.at(place.span.end, " ISOLATION LEVEL READ COMMITTED")
             yield Change("READ COMMITTED", [edit])
 
 
-def _tokened(whole: Whole, draft: Draft) -> Iterator[Change]:
+def _tokened(whole: Block, draft: Draft) -> Iterator[Change]:
     """The count of attempts, which the claim does not return yet, is a token for each attempt."""
     known = draft.jobs
     if known.token or not known["attempts"]:
@@ -47,7 +48,7 @@ def _tokened(whole: Whole, draft: Draft) -> Iterator[Change]:
         for update in claim.changes(known.table.name)
         if update.args.get("returning") is not None
     ]
-    for site in (site for site in own if site.block == whole.block):
+    for site in (site for site in own if site.block == whole.name):
         for change in site.changes(known.table.name):
             test = f"{known['attempts']} = :attempt"
             asked = added(site.parsed, change, test)
@@ -59,27 +60,27 @@ def _tokened(whole: Whole, draft: Draft) -> Iterator[Change]:
                 yield Change(f"asks for {test}, which the claim returns", edits)
 
 
-def _swapped(whole: Whole, _: Draft) -> Iterator[Change]:
+def _swapped(whole: Block, _: Draft) -> Iterator[Change]:
     """Shared rows are locked in the same order by everybody."""
     reads = {"UPDATE", "INSERT", "DELETE", "SELECT", "WITH"}
-    places = [place for place in whole.places if place.word in reads]
+    places = [place for place in whole.statements if place.word in reads]
     for one, other in combinations(places, 2):
         edits = [Edit(one.span, other.text), Edit(other.span, one.text)]
         yield Change("statements swapped", edits)
 
 
-def _locked_first(whole: Whole, draft: Draft) -> Iterator[Change]:
+def _locked_first(whole: Block, draft: Draft) -> Iterator[Change]:
     """A batch is locked in one order before anything is done with it."""
     table, key = draft.jobs.table.sql, draft.jobs.key
     if table:
-        at = next(place for place in whole.places if place.word not in BEGINS | {"SET"})
+        at = next(place for place in whole.statements if place.word not in BEGINS | {"SET"})
         ids = f"SELECT {key} FROM {table} WHERE {key} = ANY (:ids) ORDER BY {key} FOR UPDATE;\n"
         yield Change("the batch locked by id first", [Edit.at(at.start, ids)])
 
 
-def _shortened(whole: Whole, draft: Draft) -> Iterator[Change]:
+def _shortened(whole: Block, draft: Draft) -> Iterator[Change]:
     """A statement less; one that ends a transaction stays."""
-    for place in whole.places if len(whole.places) > 1 else ():
+    for place in whole.statements if len(whole.statements) > 1 else ():
         if place.word not in BEGINS | {"COMMIT", "END"}:
             what = f"`{place.text.split(maxsplit=2)[0]} …` dropped"
             yield Change(what, [Edit(_with_end(draft, place.span))])
@@ -91,11 +92,11 @@ def _with_end(draft: Draft, span: Span) -> Span:
     return Span(span.start, span.end + (after.end() if after else 0))
 
 
-def _answered(whole: Whole, draft: Draft) -> Iterator[Change]:
+def _answered(whole: Block, draft: Draft) -> Iterator[Change]:
     """The INSERT itself answers the id that it gave out."""
-    index = next((n for n, one in enumerate(whole.places) if "currval" in one.text), 0)
+    index = next((n for n, one in enumerate(whole.statements) if "currval" in one.text), 0)
     if index:
-        before, asks = whole.places[index - 1].span, whole.places[index].span
+        before, asks = whole.statements[index - 1].span, whole.statements[index].span
         if draft.text[before.end : asks.start].strip() == ";":
             edit = Edit(Span(before.end, asks.end), "\nRETURNING id")
             yield Change("RETURNING id instead of currval", [edit])
@@ -108,22 +109,22 @@ _SESSIONS = (  # what a session keeps, and the same for a transaction
 )
 
 
-def _of_transaction(whole: Whole, draft: Draft) -> Iterator[Change]:
+def _of_transaction(whole: Block, draft: Draft) -> Iterator[Change]:
     """Locks and settings end with the transaction: the next one may run in another session."""
     edits = [
         edit
-        for start, text in whole.places
+        for one in whole.statements
         for pattern, new in _SESSIONS
-        for edit in rewritten(text, pattern, new, start)
+        for edit in rewritten(one.text, pattern, new, one.start)
     ]
     if not edits:
         return
     edits += [
         Edit(_with_end(draft, place.span))
-        for place in whole.places
+        for place in whole.statements
         if re.match(r"(?i)SELECT\s+pg_advisory_unlock\w*\s*\([^;]*\)\s*\Z", place.text)
     ]
-    if whole.places[0].word not in BEGINS:
+    if whole.statements[0].word not in BEGINS:
         edits += _transaction(whole)
     yield Change("locks and settings of the transaction", edits)
 
@@ -137,25 +138,25 @@ _TYPES = (
 )
 
 
-def _retyped(whole: Whole, _: Draft) -> Iterator[Change]:
+def _retyped(whole: Block, _: Draft) -> Iterator[Change]:
     """Tables that survive a crash, times with a zone, numbers in their order."""
-    plain = [place for place in whole.places if "$" not in place.text]
+    plain = [place for place in whole.statements if "$" not in place.text]
     for pattern, new in _TYPES:
-        edits = [edit for start, text in plain for edit in rewritten(text, pattern, new, start)]
+        edits = [edit for one in plain for edit in rewritten(one.text, pattern, new, one.start)]
         if edits:
             yield Change(f"{edits[0].new.strip() or 'default'} in the schema", edits)
 
 
-def _indexed(whole: Whole, draft: Draft) -> Iterator[Change]:
+def _indexed(whole: Block, draft: Draft) -> Iterator[Change]:
     """An index holds just what may be claimed, in the order of the claim."""
     for of in _indexes(draft):
         table = of.split(maxsplit=2)[1]
-        for place in whole.places:
+        for place in whole.statements:
             made = re.match(r"(?is)CREATE INDEX (\w+\s+)?(?=ON)", place.text)
             if made and f"ON {table} " in place.text:
                 span = Span(place.start + made.end(), place.span.end)
                 yield Change(f"index {of}", [Edit(span, of)])
-        there = Edit.at(whole.places[-1].span.end, f";\nCREATE INDEX {of}")
+        there = Edit.at(whole.statements[-1].span.end, f";\nCREATE INDEX {of}")
         yield Change(f"index {of}", [there])
 
 

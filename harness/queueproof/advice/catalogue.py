@@ -13,7 +13,7 @@ from sqlglot.errors import SqlglotError
 from queueproof.advice.blocks import WHOLE
 from queueproof.advice.clauses import Change
 from queueproof.advice.forms import FORMS
-from queueproof.advice.reading import Draft, Site, Whole
+from queueproof.advice.reading import Draft
 from queueproof.errors import QueueError
 from queueproof.queues import sqltext
 from queueproof.queues.sqltree import applied
@@ -48,14 +48,16 @@ def changed(before: str, after: str) -> int:
 
 
 def _offers(draft: Draft, guarantee: str) -> Iterator[tuple[str, Change, bool]]:
-    ones: list[Site | Whole] = [*draft.sites, *draft.wholes]
-    for one in ones:
-        forms, start = (FORMS, one.start) if isinstance(one, Site) else (WHOLE, 0)
-        for form in (form for form in forms if form.fits(guarantee, one.block)):
+    parts = [
+        *((FORMS, site, site.block, site.start) for site in draft.sites),
+        *((WHOLE, whole, whole.name, 0) for whole in draft.wholes),
+    ]
+    for forms, part, block, start in parts:
+        for form in (form for form in forms if form.fits(guarantee, block)):
             with suppress(SqlglotError):  # a position that the parser did not note
-                for change in list(form.make(one, draft)):
+                for change in list(form.make(part, draft)):
                     edits = [edit.moved(start) for edit in change.edits]
-                    yield one.block, change._replace(edits=edits), form.last
+                    yield block, change._replace(edits=edits), form.last
 
 
 def _takes_as_much(draft: Draft, text: str) -> bool:

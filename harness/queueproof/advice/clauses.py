@@ -14,7 +14,8 @@ from sqlglot import exp
 
 from queueproof.advice.maker import Clause
 from queueproof.advice.roles import Column
-from queueproof.queues.sqltree import Edit, Parsed, Span, quoted
+from queueproof.queues.sqltext import Span
+from queueproof.queues.sqltree import Edit, Parsed, quoted
 
 
 class Change(NamedTuple):

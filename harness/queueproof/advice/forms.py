@@ -28,7 +28,8 @@ from queueproof.advice.clauses import (
 )
 from queueproof.advice.maker import Clause
 from queueproof.advice.reading import HELD, Draft, Site, is_of, quoted
-from queueproof.queues.sqltree import Edit, Parsed, Span
+from queueproof.queues.sqltext import Span
+from queueproof.queues.sqltree import Edit, Parsed
 
 _JSON = re.compile(r"::\s*jsonb?\s*$", re.IGNORECASE)
 _OF_SECONDS = {  # what `extract` gives one field of: the minutes of an hour are 0

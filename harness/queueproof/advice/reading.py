@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import accumulate
 from pathlib import Path
-from typing import NamedTuple
 
 from sqlglot import exp
 from sqlglot.errors import SqlglotError
@@ -17,36 +15,13 @@ from sqlglot.errors import SqlglotError
 from queueproof.advice.maker import Jobs
 from queueproof.advice.roles import Column, Table
 from queueproof.queues import sqltext
+from queueproof.queues.block import Block
 from queueproof.queues.sqlfile import SqlFileQueue, load_text
-from queueproof.queues.sqltree import Parsed, Span, sites
+from queueproof.queues.sqltree import Parsed, sites
 
 HELD = frozenset({"complete", "complete_many", "fail", "heartbeat"})  # operations on a claimed job
 _NOW = (exp.CurrentTimestamp, exp.CurrentTime, exp.Localtimestamp)
 _ENDS = ("completed", "failed")
-
-
-class Located(NamedTuple):
-    """A statement, and where in the file it begins."""
-
-    start: int
-    text: str
-
-    @property
-    def span(self) -> Span:
-        """The stretch of the file that it takes."""
-        return Span(self.start, self.start + len(self.text))
-
-    @property
-    def word(self) -> str:
-        """Its first keyword."""
-        return sqltext.first_keyword(self.text)
-
-
-class Whole(NamedTuple):
-    """A block, with those of its statements that stand in the file itself."""
-
-    block: str
-    places: Sequence[Located]
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,29 +70,27 @@ class Draft:
         self.queue: SqlFileQueue = load_text(text, path)
 
     @cached_property
-    def wholes(self) -> list[Whole]:
+    def wholes(self) -> list[Block]:
         """The blocks, with those of their statements that stand in the file itself."""
-        lines = [0, *accumulate(map(len, self.text.splitlines(keepends=True)))]
-        found = []
-        for block in self.queue.blocks.values():
-            own = [one for one in block.statements if one.source.path == Path(self.path)]
-            starts = (self.text.index(one.text, lines[one.source.line - 1]) for one in own)
-            places = [Located(*one) for one in zip(starts, (one.text for one in own), strict=True)]
-            found += [Whole(block.name, places)] if places else []
-        return found
+        own = (
+            replace(block, statements=tuple(s for s in block.statements if s.source.path == path))
+            for path in [Path(self.path)]
+            for block in self.queue.blocks.values()
+        )
+        return [block for block in own if block.statements]
 
     @cached_property
     def sites(self) -> list[Site]:
         """Every query and change that can be parsed."""
         found = []
-        for whole in self.wholes:
-            for start, text in whole.places:
-                for label, span in sites(self.queue.blocks[whole.block], text):
+        for block in self.wholes:
+            for statement in block.statements:
+                for label, span in sites(block, statement.text):
                     with suppress(SqlglotError):
-                        parsed = Parsed(text[span.start : span.end])
-                        own = whole.block != "schema"
-                        by = whole.block if own else self._caller(label[:-2])
-                        found.append(Site(by, start + span.start, parsed, own))
+                        parsed = Parsed(statement.text[span.start : span.end])
+                        own = block.name != "schema"
+                        by = block.name if own else self._caller(label[:-2])
+                        found.append(Site(by, statement.start + span.start, parsed, own))
         return found
 
     def _caller(self, function: str) -> str:

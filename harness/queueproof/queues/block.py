@@ -26,6 +26,7 @@ from queueproof.queues.model import (
     ids_of,
     interval,
 )
+from queueproof.queues.sqltext import Span, first_keyword
 
 Mode: TypeAlias = Literal["", "!", "#"]
 _NO_ROW = "where a function always answers a row, add WHERE id IS NOT NULL"
@@ -38,7 +39,18 @@ class Statement:
     text: str  # as it stands in the file, with its `:name`s
     source: Source
     parameters: Mapping[str, Source]  # each with the place where it is first used
+    start: int  # where in the text of its file it begins
     otherwise: bool = False  # sent only where the one before it answered no row (`-- else`)
+
+    @property
+    def span(self) -> Span:
+        """The stretch of the file that it takes."""
+        return Span(self.start, self.start + len(self.text))
+
+    @property
+    def word(self) -> str:
+        """Its first keyword."""
+        return first_keyword(self.text)
 
 
 @dataclass(frozen=True, slots=True)

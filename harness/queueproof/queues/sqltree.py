@@ -18,15 +18,9 @@ from sqlglot.parsers.postgres import PostgresParser
 
 from queueproof.queues import sqltext
 from queueproof.queues.block import Block
+from queueproof.queues.sqltext import Span
 
 R = TypeVar("R")
-
-
-class Span(NamedTuple):
-    """A stretch of text: half-open, from 0."""
-
-    start: int
-    end: int
 
 
 class Edit(NamedTuple):
