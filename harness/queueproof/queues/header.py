@@ -5,14 +5,14 @@ from __future__ import annotations
 import os.path
 import re
 import tomllib
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from queueproof.errors import FormatError, QueueError
 from queueproof.queues import included, sqltext
-from queueproof.queues.block import Block, meant
+from queueproof.queues.block import Block, Statement, meant
 from queueproof.queues.facts import FILE_KEYS, EntryError
 from queueproof.queues.filetext import (
     FENCE,
@@ -103,10 +103,9 @@ def _header_value(header: Header, key: str, value: object) -> object:
         header.file.fail(header.offset(key), f"unknown key {key!a}; {meant(key, FILE_KEYS)}")
     try:
         return FILE_KEYS[key](value)
-    except EntryError as error:
-        header.file.fail(header.offset(error.entry, key), f"{key}: {error}")
     except ValueError as error:
-        header.file.fail(header.offset(key), f"{key}: {error}")
+        entry = (error.entry, key) if isinstance(error, EntryError) else (key,)
+        header.file.fail(header.offset(*entry), f"{key}: {error}")
 
 
 def files_of(header: Header, pattern: str) -> list[QueueText]:
@@ -115,7 +114,10 @@ def files_of(header: Header, pattern: str) -> list[QueueText]:
     at = header.offset("include")
     if not re.search(r"[*?\[]", pattern):
         paths = [path]
-    elif not (paths := sorted(_glob(path), key=_place)):
+    else:
+        found = Path(path.anchor).glob(str(path.relative_to(path.anchor)))
+        paths = sorted(found, key=_place)
+    if not paths:
         header.file.fail(at, f"include: no file is named {path}")
     files: list[QueueText] = []
     for path in paths:
@@ -139,19 +141,21 @@ def read_named(header: Header, key: str, path: Path) -> str:
         header.file.fail(header.offset(key), f"{key}: {error}{how}")
 
 
-def _glob(path: Path) -> Iterable[Path]:
-    return Path(path.anchor).glob(str(path.relative_to(path.anchor)))
-
-
 def _place(path: Path) -> tuple[object, ...]:
     """The place of a file among others: by name, with numbers in their order."""
     parts = re.split(r"([0-9]+)", str(path))
     return tuple(int(one) if n % 2 else one for n, one in enumerate(parts))
 
 
-def including(header: Header, files: Sequence[QueueText], own: Block | None) -> Block:
+def including(header: Header, files: Collection[QueueText], own: Block | None) -> Block:
     """The schema's block with what is included ahead of its own statements; it has at least one."""
-    statements = [statement_at(file, statement) for file in files for statement in _script(file)]
+    statements: list[Statement] = []
+    for file in files:
+        try:
+            found = list(included.statements(file.text, file.fail))
+        except sqltext.UnterminatedError as error:
+            file.fail_unterminated(error.offset)
+        statements += [statement_at(file, statement) for statement in found]
     place = header.file.source(header.offset("include"))
     block = own or Block("schema", place, "#", None, ())
     block = replace(block, statements=(*statements, *block.statements))
@@ -159,10 +163,3 @@ def including(header: Header, files: Sequence[QueueText], own: Block | None) -> 
         raise FormatError("include: nothing in these files makes a table", place)
     check_parameters(header.file, 0, block)
     return block
-
-
-def _script(file: QueueText) -> list[sqltext.ScriptStatement]:
-    try:
-        return list(included.statements(file.text, file.fail))
-    except sqltext.UnterminatedError as error:
-        file.fail_unterminated(error.offset)

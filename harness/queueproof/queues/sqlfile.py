@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
 from functools import cached_property, partial
@@ -15,12 +15,11 @@ from typing import Any
 from queueproof.errors import FormatError, QueueError, Source
 from queueproof.queues import sqltext
 from queueproof.queues.block import Block, StateNames, begin
-from queueproof.queues.facts import HEADER_KEYS
+from queueproof.queues.facts import HEADER_KEYS, duration
 from queueproof.queues.filetext import FENCE, OPERATION_OF, QueueText, blocks_of, read, reject_lease
 from queueproof.queues.header import facts_of, files_of, header_lines, including
 from queueproof.queues.model import NOW, OPERATIONS, Operation, Queue, State
 from queueproof.queues.overlay import whole
-from queueproof.queues.spans import longest_span
 
 _RANDOM = re.compile(r"\brandom(_normal)?\s*\(", re.IGNORECASE)
 # Functions and views by which SQL learns which backends there are.
@@ -44,6 +43,14 @@ _KEPT = re.compile(
 )
 
 _BREAKS = re.compile(r"\s*\[\s*breaks\s*\]")
+# What no span that stands there bounds: a power, months and years, ISO 8601.
+_ENDLESS = re.compile(
+    r"\^|<<|\b(?:d?pow(?:er)?|exp)\s*\(|\b(?:mons?|months?|yrs?|years?)\b|'P[\dT]", re.IGNORECASE
+)
+_NUMBER = re.compile(r"(?<![\w.])\d+(?:\.\d+)?(?:e\d+)?(?![\w.])", re.IGNORECASE)
+_LITERAL = re.compile(r"'([^']+)'")
+_UNIT = re.compile(r"\b(?:weeks?|days?|hours?|mins?|minutes?)\b", re.IGNORECASE)
+_OF_OTHERS = frozenset({"fail", "cleanup", "jobs"})  # who has failed, has ended, or is only listed
 
 
 def load(path: Path | str) -> SqlFileQueue:
@@ -61,22 +68,16 @@ def load_text(text: str, path: Path | str) -> SqlFileQueue:
     keys = header_lines(file)
     header = facts_of(keys)
     blocks = blocks_of(file)
-    files: list[QueueText] = []
+    # A glob after a name may match it again: ["first.sql", "*.sql"].
+    files: dict[str, QueueText] = {}
     if patterns := header.pop("include", None):
-        # A glob after a name may match it again: ["first.sql", "*.sql"].
-        known: dict[str, QueueText] = {}
-        for pattern in patterns:
-            for one in files_of(keys, pattern):
-                known.setdefault(os.path.realpath(one.path), one)
-        files = list(known.values())
-        blocks["schema"] = including(keys, files, blocks.get("schema"))
-    hints = {
-        "schema": '#`, or include = ["schema.sql"] in the header',
-        "enqueue": "`",
-        "claim": "`",
-    }
-    for name, hint in hints.items():
+        for one in (one for pattern in patterns for one in files_of(keys, pattern)):
+            files.setdefault(os.path.realpath(one.path), one)
+        blocks["schema"] = including(keys, files.values(), blocks.get("schema"))
+    hints = {"schema": '#`, or include = ["schema.sql"] in the header'}
+    for name in ("schema", "enqueue", "claim"):
         if name not in blocks:
+            hint = hints.get(name, "`")
             message = f"there is no block {name}; write `-- name: {name}{hint}"
             raise FormatError(message, file.source(0))
     both = blocks.get("complete_and_claim")
@@ -90,9 +91,9 @@ def load_text(text: str, path: Path | str) -> SqlFileQueue:
     if header.get("lease", "session") == "session":
         reject_lease(blocks.values())
     # What is sent is the file's too: a token must not outlive a change of it.
-    queue = SqlFileQueue(str(path), file, header, blocks, [one.text for one in files])
+    queue = SqlFileQueue(str(path), file, header, blocks, [one.text for one in files.values()])
     queue.own = text
-    queue.files = [*file.paths, *(one.path for one in files)]
+    queue.files = [*file.paths, *(one.path for one in files.values())]
     return queue
 
 
@@ -152,7 +153,7 @@ class SqlFileQueue(Queue):
         self.keeps_state = bool(_KEPT.search(everything))
         self.draws_lots = bool(_RANDOM.search(everything))
         self.sends_time = any(NOW in block.used for block in blocks.values())
-        self.longest_span = longest_span(blocks.values())
+        self.longest_span = _longest_span(blocks.values())
         first = (sqltext.first_keyword(one.text) for one in blocks["enqueue"].statements)
         self.joins_transactions = _JOINING.issuperset(first)
         self.written = everything
@@ -174,7 +175,6 @@ class SqlFileQueue(Queue):
         return self._source_in("breaks", guarantee)
 
     def _source_in(self, table: str, key: str) -> Source:
-        """The line of the header that has a key of a table."""
         return self.file.source(header_lines(self.file).offset(key, table))
 
     def with_breaks(self, reasons: Mapping[str, str]) -> str:
@@ -201,12 +201,31 @@ class SqlFileQueue(Queue):
         return self.blocks["schema" if operation == "install" else operation]
 
     def _argument(self, name: str, arguments: Mapping[str, object]) -> object:
-        declared = {"max_attempts": self.max_attempts, "lease": self.lease_time}
         if name == NOW and name not in arguments:
             return datetime.now(UTC)  # where nobody moves a clock
         # Where the header is silent the file's author counts on 3, whatever a caller has in mind.
         if name == "max_attempts" and self.max_attempts is None:
             return 3
+        declared = {"max_attempts": self.max_attempts, "lease": self.lease_time}
         if name in declared and arguments.get(name) is None:
             return declared[name]
         return arguments[name]
+
+
+def _longest_span(blocks: Iterable[Block]) -> float | None:
+    """Seconds of the longest span for which SQL may put off a dead worker's job.
+
+    That is the longest interval as often as the largest number says: which of them belong together
+    nobody can tell, and a setting may stand in a table. None where no span there bounds it.
+    """
+    own = [block for block in blocks if block.name not in _OF_OTHERS]
+    text = "\n".join(statement.text for block in own for statement in block.statements)
+    if _ENDLESS.search(text):
+        return None
+    units = [f"1 {unit}" for unit in _UNIT.findall(text)]  # `days => n`, `n || ' days'`
+    spans = [1.0]
+    for span in (*_LITERAL.findall(text), *units):
+        with suppress(ValueError):
+            spans.append(duration(span).total_seconds())
+            text = text.replace(f"'{span}'", "")  # its number counts once
+    return max(spans) * max([1.0, *map(float, _NUMBER.findall(text))])
