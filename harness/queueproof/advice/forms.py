@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 from sqlglot import exp
-from sqlglot.errors import SqlglotError
 
 from queueproof.advice.clauses import (
     Change,
@@ -429,20 +428,12 @@ def _capped(site: Site, _: Draft) -> Iterator[Change]:
         if "^" not in words:
             continue
         begin = parsed.tokens(span)[words.index("^") + 1]
-        end = _closing(parsed, span, begin)
-        inner = parsed.text[begin.end : end.start] if end != begin else parsed.source(begin)
+        end, inner = begin, parsed.source(begin)
+        if inner == "(":
+            end = parsed.outermost(Span(begin.start, span.end), frozenset(")")) or begin
+            inner = parsed.text[begin.end : end.start]
         new = f"LEAST({inner.strip()}, 10)"
         yield Change("exponent capped", [Edit(Span(begin.start, end.end), new)])
-
-
-def _closing(parsed: Parsed, span: Span, opening: Span) -> Span:
-    """The parenthesis that closes one; a token that opens nothing is its own end."""
-    depth = 0
-    for token in parsed.tokens(Span(opening.start, span.end)):
-        depth += {"(": 1, ")": -1}.get(parsed.source(token), 0)
-        if not depth:
-            return token
-    raise SqlglotError("parentheses")
 
 
 def _short(site: Site, _: Draft) -> Iterator[Change]:

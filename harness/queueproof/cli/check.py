@@ -85,10 +85,8 @@ def check(
 def each(queues: Sequence[str], check: Callable[..., int], options: Mapping[str, Any]) -> int:
     """Check each of several queues; what one of them lacks keeps nobody from the others.
 
-    The options are the same for all, but that each queue has reports of its own.
-
-    Returns:
-        The worst exit code: 4, then 1, then 2, then 0.
+    The options are the same for all, but that each queue has reports of its own. The worst exit
+    code counts: 4, then 1, then 2, then 0.
     """
     from queueproof.waits import StoppedError
 

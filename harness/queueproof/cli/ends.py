@@ -77,11 +77,7 @@ def on_behalf_of(queue: Queue) -> Iterator[None]:
 
 
 def exit_code_of(error: BaseException, arguments: Sequence[str]) -> int:
-    """Say what ended a command, and with which exit code that is.
-
-    Args:
-        arguments: As they stand after `queueproof`.
-    """
+    """Say what ended a command of these arguments, and with which exit code that is."""
     found = causes(error)
     for cause in found:
         if isinstance(cause, KeyboardInterrupt):

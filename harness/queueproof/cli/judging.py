@@ -69,11 +69,7 @@ class CheckOptions:
         return Where(self.postgres, self.trust)
 
     def select(self) -> list[Guarantee]:
-        """The guarantees that are judged.
-
-        Raises:
-            QueueproofError: A name is unknown, or they contradict each other.
-        """
+        """The guarantees that are judged; QueueproofError where one is unknown or contradicted."""
         from queueproof.guarantees.catalogue import select
 
         skip, required = ids(self.skip, "--skip"), ids(self.require, "--require")
@@ -107,20 +103,18 @@ class CheckOptions:
         )
 
 
-GoOn: TypeAlias = Callable[["Output", "Card"], tuple["Card", str]]
+GoOn: TypeAlias = Callable[["Output", "Card"], tuple["Card", str] | None]
 """Goes on from a card; gives it back with what it says then, and what the last line says beside
-the verdict."""
+the verdict; None where it failed beside the verdict."""
 Beyond: TypeAlias = Callable[[CheckOptions, "Queue"], GoOn]
 """The work of a command after its check. Refuses, before anything runs, a queue that it cannot be
 done with."""
 
 
 def judged(asked: CheckOptions, beyond: Beyond | None = None, *, stories: bool = True) -> int:
-    """Judge a queue, print and write what was found; the exit code.
+    """Judge a queue, print and write what was found, and go on `beyond` that; the exit code.
 
-    Args:
-        beyond: What is done then; None: nothing.
-        stories: Whether the stories of what broke are printed, and what fixes it.
+    With `stories` the stories of what broke are printed, and what fixes it.
     """
     from queueproof.queues.resolve import files_of
 
@@ -150,7 +144,10 @@ def judged(asked: CheckOptions, beyond: Beyond | None = None, *, stories: bool =
                 if not cards:
                     called = asked.queue if asked.new is None else target.name
                     how = f"seed {asked.seed}, profile {asked.profile}"
-                    _introduce(out, target, f"{called} on {lab.label}", how)
+                    out.prose(f"{called} on {lab.label}; {how}\n")
+                    if "jobs" not in target.offers:
+                        unseen = "the check cannot see the state of a job that nobody claims"
+                        out.prose(f"The queue has no block `jobs`, so {unseen} any more.\n")
                 with (
                     cluster(lab) as helpers,
                     progress_bar() as progress,
@@ -171,9 +168,7 @@ def judged(asked: CheckOptions, beyond: Beyond | None = None, *, stories: bool =
                     fixing = time.monotonic() - fixing
         card = remedied(out, card, target, advice, told=stories)
         print_summary(out, card, target, command, mend=go_on is None)
-        came_of_it = ""
-        if go_on is not None:
-            card, came_of_it = go_on(out, card)
+        card, came_of_it = (go_on and go_on(out, card)) or (card, "")
     with beside_the_verdict("what else there is to say of the file"):
         _tell_breaks(out, target, card)
     reports.annotate(out, card)
@@ -201,12 +196,7 @@ def _telling(
 ) -> Iterator[tuple[Callable[[str], None], Callable[[str, Break], None] | None]]:
     """Say at once what breaks, and show its steps on a terminal, but for what the queue accepts.
 
-    Args:
-        command: Replays a story, up to its name.
-        fail_fast: Whether the check ends there.
-
-    Raises:
-        KeyboardInterrupt: The check was interrupted: it says how to see what was found.
+    The command replays a story, up to its name. An interrupt says how to see what was found.
     """
     from queueproof.explain import filled
 
@@ -258,9 +248,7 @@ def print_summary(
 ) -> None:
     """Print what broke in a few lines, with the commands that go on from there.
 
-    Args:
-        replay: The command that replays a story, up to its name.
-        mend: Whether a way to a mended queue is to be told: not where it is looked for next.
+    `replay` is up to a story's name; `mend` is false where a mended queue is looked for next.
     """
     from queueproof.queues.sqlfile import SqlFileQueue
     from queueproof.report.terminal import print_breaks
@@ -302,14 +290,6 @@ def remedied(
     if told:
         print_remedies(out, card)
     return card
-
-
-def _introduce(out: Output, target: Queue, what: str, how: str) -> None:
-    """Say what is checked, and at once what says more of the file than of the queue."""
-    out.prose(f"{what}; {how}\n")
-    if "jobs" not in target.offers:
-        unseen = "so the check cannot see the state of a job that nobody claims any more"
-        out.prose(f"The queue has no block `jobs`, {unseen}.\n")
 
 
 def _tell_todos(out: Output, target: Queue) -> None:

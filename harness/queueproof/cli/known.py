@@ -25,11 +25,9 @@ def remember(
     judged: Collection[str] = IDS,
     fixes: Mapping[str, str] | None = None,
 ) -> bool:
-    """Keep the tokens of a check's stories; whether that could be done.
+    """Keep a check's stories as tokens, and what was said to mend them; whether that was possible.
 
-    Args:
-        judged: The guarantees that were judged; the stories of others, from before, are kept too.
-        fixes: What was said of how each is mended.
+    The stories of guarantees that were not judged, from before, are kept too.
     """
     try:
         place = _place(queue)
@@ -53,13 +51,9 @@ def fix_of(queue: str, guarantee: str) -> str | None:
 
 
 def token_of(queue: str, story: str) -> str:
-    """The token of a story that is named; a token is its own.
+    """The token of a story by its name, `fencing` or `fencing.2`; a token is its own.
 
-    Args:
-        story: Its name, `fencing` or `fencing.2`, or its token; empty: none is named.
-
-    Raises:
-        QueueproofError: The last check of the queue has told no story of this name.
+    A QueueproofError says which there are, where none is named, or none of this name.
     """
     found = _NAME.fullmatch(story)
     if story and found is None:

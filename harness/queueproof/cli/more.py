@@ -47,22 +47,12 @@ def _going_on(told: str, profile: opt.ProfileName, beyond: Beyond) -> Callable[.
     return command
 
 
-def _beside(what: str, go_on: GoOn) -> GoOn:
-    """The same, but that its errors are told beside the verdict."""
-
-    def guarded(out: Output, card: Card) -> tuple[Card, str]:
-        with beside_the_verdict(what):
-            return go_on(out, card)
-        return card, ""
-
-    return guarded
-
-
 def _mutated(asked: CheckOptions, target: Queue) -> GoOn:
     """See what becomes of the mutants; what has no SQL that could be changed is refused."""
     from queueproof.advice.mutants import mutants_of
 
-    return _beside("the rest of the mutants", partial(_judged_too, asked, mutants_of(target)))
+    go_on = partial(_judged_too, asked, mutants_of(target))
+    return beside_the_verdict("the rest of the mutants")(go_on)
 
 
 def _judged_too(asked: CheckOptions, mutants: Mutants, out: Output, card: Card) -> tuple[Card, str]:
@@ -92,7 +82,7 @@ def _mended(asked: CheckOptions, target: Queue) -> GoOn:
     from queueproof.advice.search import source
 
     source(target)
-    return _beside("the rest of the mending", partial(_mend, asked, target))
+    return beside_the_verdict("the rest of the mending")(partial(_mend, asked, target))
 
 
 def _mend(asked: CheckOptions, target: Queue, out: Output, card: Card) -> tuple[Card, str]:

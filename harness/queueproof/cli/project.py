@@ -32,11 +32,7 @@ class Project(NamedTuple):
     path: str = ""  # of the file that names queues
 
     def queue_names(self) -> list[str]:
-        """The queues of the project.
-
-        Raises:
-            QueueproofError: It names none, or a file that there is not.
-        """
+        """The queues of the project; QueueproofError where it names none, or a file is missing."""
         for name in self.queues:
             if name.endswith(".sql") and not Path(name).is_file():
                 told = f"{self.path}: queues: there is no file {name}; name each file"
@@ -49,11 +45,7 @@ class Project(NamedTuple):
 
 
 def project() -> Project:
-    """The nearest pyproject.toml's, from the current folder up; nothing where there is none.
-
-    Raises:
-        QueueproofError: Its table is not as it should be.
-    """
+    """The nearest pyproject.toml's, from the current folder up; nothing where there is none."""
     here = Path.cwd()
     path = next(
         (file for one in (here, *here.parents) if os.path.isfile(file := one / "pyproject.toml")),  # noqa: PTH113 - Path's raises where one may not look

@@ -67,11 +67,9 @@ def report(
 
 
 class Reports:
-    """The reports that a check writes beside its output.
+    """The reports that a check writes beside its output: JSON, page, JUnit XML and badge.
 
-    Args:
-        files: Where JSON, page, JUnit XML and badge are written, in this order; None: nowhere.
-        annotate: Where it is shown as well; None: on GitHub, where that runs us.
+    Where no file is named there is none. Without `annotate` GitHub is told where that runs us.
     """
 
     def __init__(self, files: Sequence[Path | None], annotate: Annotate | None) -> None:

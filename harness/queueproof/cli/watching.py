@@ -73,11 +73,7 @@ def keep_checking(
     check: Callable[[Lab, Progress], Card],
     wait: Callable[[Stamps], None] = wait_for_change,
 ) -> NoReturn:
-    """Check a queue's file now and after each change, on one server, until somebody ends it.
-
-    Args:
-        check: Judges the installed queue, and tells how far it is.
-    """
+    """Check a queue's file now and after each change, on one server, until somebody ends it."""
     from queueproof.postgres import open_server
     from queueproof.queues.resolve import sql_file
 

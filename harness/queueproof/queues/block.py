@@ -123,14 +123,14 @@ def _bind(name: str, argument: object) -> Value:
 class _Outcome(NamedTuple):
     """The outcome of a block."""
 
-    result: Result | None  # the answer of the last statement that has columns, if any has
+    result: Result  # the answer of the last statement that has columns, if any has
     cut: bool  # a statement without rows undid or skipped others: the answer is empty
     changed: int | None  # rows affected by the last statement that changes data, if any does
 
 
 def _run(block: Block, bindings: Mapping[str, Parameter]) -> Operation[_Outcome]:
     known = dict(bindings)
-    answer: Result | None = None
+    answer = Result()
     changed: int | None = None
     answered = True  # the last statement that was sent, or those that it was sent instead of
     for statement, following in zip_longest(block.statements, block.statements[1:]):
@@ -148,12 +148,11 @@ def _run(block: Block, bindings: Mapping[str, Parameter]) -> Operation[_Outcome]
                 message = f"{ELSE} stands behind what answers rows, or changes them"
                 raise FormatError(message, following.source)
             answered = bool(result.rows if result.columns else result.affected)
-            if not answered:
-                answer = result if result.columns else answer
-                continue
         if not result.columns:
             continue
         answer = result
+        if following is not None and following.otherwise and not answered:
+            continue
         if not result.rows:
             if result.in_transaction:
                 yield Step("ROLLBACK", source=statement.source)
@@ -189,7 +188,7 @@ def _rows(
     """The rows of a block's answer, which must have some columns."""
     if outcome.cut:
         return ()
-    columns = outcome.result.columns if outcome.result else ()
+    columns = outcome.result.columns
     for column in required:
         if columns.count(column) > 1:
             message = f"{block.name} returns two columns named {column}: give one another name"
@@ -204,7 +203,7 @@ def _rows(
                     f"; of several statements the last one with columns answers: put {column} there"
                 )
             raise FormatError(message, block.source)
-    return outcome.result.rows if outcome.result else ()
+    return outcome.result.rows
 
 
 def _unanswered(block: Block, how: str) -> str:
@@ -272,10 +271,9 @@ def _changed(block: Block, outcome: _Outcome) -> int:
 def _renewed(block: Block, outcome: _Outcome, job: Claim) -> bool | Claim:
     """True when a heartbeat was accepted, or the claim with what replaces its columns."""
     accepted = _accepted(block, outcome)
-    if not accepted or outcome.result is None or block.mode == "!":
+    if not accepted or block.mode == "!":
         return accepted
-    rows = outcome.result.rows
-    same = [row for row in rows if "id" not in row or str(row["id"]) == job.id]
+    same = [row for row in outcome.result.rows if "id" not in row or str(row["id"]) == job.id]
     new = {name: value for row in same[:1] for name, value in row.items() if name in job.token}
     return replace(job, token={**job.token, **new}) if new else True
 
@@ -283,7 +281,7 @@ def _renewed(block: Block, outcome: _Outcome, job: Claim) -> bool | Claim:
 def _accepted(block: Block, outcome: _Outcome) -> bool:
     if block.mode == "!":
         return _changed(block, outcome) > 0
-    if outcome.result is None:
+    if not outcome.result.columns:
         # Taken literally this rejects every job; the author forgot to say what accepts one.
         listed = "" if block.parameters is None else f"({', '.join(block.parameters)})"
         marked = f"`-- name: {block.name}{listed}!`"

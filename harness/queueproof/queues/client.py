@@ -124,10 +124,8 @@ class Responder:
             case "install":
                 self._client = self._client or self._kind(message["dsn"])
                 call()
-                return {}
             case "clock":
                 self._set_clock(message["ahead"])
-                return {}
             case "enqueue":
                 return {"ids": [_id(operation, call(**_given(job))) for job in message["jobs"]]}
             case "claim" | "jobs":
@@ -153,7 +151,7 @@ class Responder:
                 return {"ids": [_id(operation, one) for one in ids or ()]}
             case _:
                 call(**_given(message))
-                return {}
+        return {}
 
     def _call(self, operation: str, **arguments: object) -> Any:  # noqa: ANN401 - what the user's own method answers
         if self._client is None:

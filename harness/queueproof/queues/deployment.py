@@ -16,9 +16,8 @@ from queueproof.queues.model import FACTS, FAILURE, OPERATIONS, Claim, Operation
 from queueproof.queues.sqlfile import SqlFileQueue, load
 
 DRAINER = "drainer"  # who claims what either version would: see `queueproof.schedule.actors`
-_UPKEEP = frozenset({"recover", "promote", "cleanup"})  # of whatever runs beside the workers
-_ANY = frozenset({*_UPKEEP, "install", "jobs", "start"})  # offered where one version has it
-_JOINED = frozenset({"complete_and_claim"})  # each version's alone: its halves are asked here
+# Offered where one version has it: the first three are of whatever runs beside the workers.
+_ANY = frozenset({"recover", "promote", "cleanup", "install", "jobs", "start"})
 _MADE = re.compile(
     r'\bCREATE\s+(?:UNLOGGED\s+)?TABLE\s+(?:IF\s+NOT\s+EXISTS\s+)?(?:[\w"]+\.)?"?(\w+)',
     re.IGNORECASE,
@@ -45,12 +44,9 @@ class Owned(Claim):
 class Deployment(SqlFileQueue):
     """A queue that is made of two, which act on the tables that both have made.
 
-    The first worker of a program runs one version, the second the other; recovery, promotion and
-    cleanup are done by both, one after the other. The schema of the one that is rolled out is a
+    Workers with odd numbers run the `first`, 0 or 1, the others the other one; recovery, promotion
+    and cleanup are done by both, one after the other. The schema of the one that is rolled out is a
     migration of the old one's, or the same.
-
-    Args:
-        first: Which of them, 0 or 1, the workers with odd numbers run.
     """
 
     def __init__(self, old: SqlFileQueue, new: SqlFileQueue, first: int = 0) -> None:
@@ -86,7 +82,8 @@ class Deployment(SqlFileQueue):
     def offers(self) -> frozenset[str]:
         """The operations that both versions have; upkeep and observation where one has it."""
         old, new = (version.offers for version in self.versions)
-        return (old & new) - _JOINED | ((old | new) & _ANY)
+        # Of what completes and claims at once the halves are asked here.
+        return (old & new) - {"complete_and_claim"} | ((old | new) & _ANY)
 
     def takes(self, operation: str) -> frozenset[str]:
         """Arguments that both versions take."""
@@ -112,6 +109,8 @@ class Deployment(SqlFileQueue):
         """Begin an operation of the version that an actor runs; it is given what it takes."""
         absent = {name: _ABSENT[name] for name in OPERATIONS[operation] & _ABSENT.keys()}
         given: dict[str, Any] = {**absent, **arguments}
+        old, new = self.versions
+        own = self._version_of(actor)
         match operation:
             case "install":
                 return self._install()
@@ -120,15 +119,12 @@ class Deployment(SqlFileQueue):
             case "promote" | "cleanup":
                 return self._upkeep(operation, given)
             case "jobs":
-                old, new = self.versions
                 return (new if "jobs" in new.offers else old).begin("jobs", **given)
             case "claim":
-                own = self._version_of(actor)
-                order = (own, 1 - own) if actor == DRAINER else (own,)
-                return self._claim(order, given)
+                return self._claim((own, 1 - own) if actor == DRAINER else (own,), given)
         claims = [given.get("job"), *given.get("jobs", ())]
         held = next((one.version for one in claims if isinstance(one, Owned)), None)
-        version = self.versions[self._version_of(actor) if held is None else held]
+        version = self.versions[own if held is None else held]
         return version.begin(operation, **given) if operation in version.offers else _nothing()
 
     def _version_of(self, actor: str) -> int:
@@ -185,20 +181,13 @@ def deployment(old: str, new: str) -> Deployment:
 
 def _share_nothing(old: SqlFileQueue, new: SqlFileQueue) -> bool:
     """True if each makes tables, and neither names one of the other's anywhere."""
-    words = [
-        [
-            token.name.lower()
-            for block in version.blocks.values()
-            for statement in block.statements
-            for token in sqltext.tokens(statement.text)
-        ]
-        for version in (old, new)
-    ]
-    made = [
-        {name.lower() for text in _schema(version) for name in _MADE.findall(text)}
-        for version in (old, new)
-    ]
-    return all(made) and made[0].isdisjoint(words[1]) and made[1].isdisjoint(words[0])
+    for one, other in ((old, new), (new, old)):
+        made = {name.lower() for text in _schema(one) for name in _MADE.findall(text)}
+        statements = (sql for block in other.blocks.values() for sql in block.statements)
+        words = (word.name.lower() for sql in statements for word in sqltext.tokens(sql.text))
+        if not made or not made.isdisjoint(words):
+            return False
+    return True
 
 
 def _schema(version: SqlFileQueue) -> list[str]:

@@ -30,8 +30,7 @@ _CLASS = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*")
 def resolve(name: str) -> Queue:
     """Find the queue of a path of an SQL file, of `package.module:Class`, or of `exec: command`.
 
-    Raises:
-        QueueproofError: There is no such queue, or it cannot be used; the message says why.
+    A QueueproofError says why there is no such queue, or why it cannot be used.
     """
     if name.startswith("exec:"):
         return from_command(name)
@@ -168,13 +167,11 @@ def _broken_import(name: str, error: BaseException) -> QueueError:
     message = f"{name} cannot be imported: {_one_line(error)}"
     if isinstance(error, SyntaxError) and error.filename:
         return QueueError(message, Source(_shown(error.filename), error.lineno or 1))
-    frames = [
-        frame
-        for frame in traceback.extract_tb(error.__traceback__)
+    last = [
+        Source(_shown(frame.filename), frame.lineno or 1)
+        for frame in traceback.extract_tb(error.__traceback__)[1:]  # the first is this file's own
         if not frame.filename.startswith("<frozen") and frame.filename != importlib.__file__
-    ]
-    # The first is this file's own.
-    last = [Source(_shown(frame.filename), frame.lineno or 1) for frame in frames[1:]][-1:]
+    ][-1:]
     return QueueError(message, *last)
 
 
@@ -188,9 +185,7 @@ def _check_operations(kind: type[Queue | Client], line: Source | None) -> None:
             )
     for operation, known in OPERATIONS.items():
         method = getattr(kind, operation, None)
-        if not callable(method):
-            continue
-        if isinstance(inspect.getattr_static(kind, operation), property):
+        if not callable(method) or isinstance(inspect.getattr_static(kind, operation), property):
             continue
         for parameter in list(inspect.signature(method).parameters.values())[1:]:
             if parameter.name in known or parameter.default is not parameter.empty:

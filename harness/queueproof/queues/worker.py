@@ -79,13 +79,10 @@ class WorkerQueue(Queue):
         written: str | None = None,
         environment: Mapping[str, str] | None = None,
     ) -> None:
-        """Say how workers are started; none is yet.
+        """Say how workers are started, by their command and its arguments; none is yet.
 
-        Args:
-            name: What the user typed.
-            argv: The worker's command and its arguments.
-            written: Its definition, where the files among its arguments are not that.
-            environment: Variables that it gets beside those of this process, libpq's excepted.
+        `written` is the definition, where the files among the arguments are not that, and
+        `environment` what it gets beside this process' variables, libpq's excepted.
         """
         self.argv = tuple(argv)
         # A worker is told where to connect to: PGHOSTADDR would lead it past the gate.
@@ -119,8 +116,7 @@ class WorkerQueue(Queue):
     def described_by(self, answer: Json) -> None:
         """Take over what the answer to `init` says: `operations`, and any of the header's keys.
 
-        Raises:
-            WorkerError: It is an error, or breaks the format; the message says how to write it.
+        A WorkerError says how to write it, where it is an error or breaks the format.
         """
         self.read_error("init", answer)
         known = {"operations", "takes", *_FACTS}
@@ -170,9 +166,8 @@ class WorkerQueue(Queue):
     def request(self, operation: str, **arguments: Any) -> dict[str, Any]:  # noqa: ANN401 - JSON
         """The message for `init`, `install`, `clock` or an operation that it offers.
 
-        Args:
-            **arguments: `dsn` and `queue` for init, `dsn` for install, `ahead` (seconds) for clock;
-                otherwise those of `OPERATIONS`, of which the worker gets what it takes.
+        Given are `dsn` and `queue` for init, `dsn` for install, `ahead` (seconds) for clock;
+        otherwise those of `OPERATIONS`, of which the worker gets what it takes.
         """
         if "dsn" in arguments:
             arguments["dsn"] = as_uri(str(arguments["dsn"]))
@@ -200,9 +195,8 @@ class WorkerQueue(Queue):
     def read(self, operation: str, request: Json, answer: object) -> Any:  # noqa: ANN401 - JSON
         """The answer to a message, as the operation of a `Queue` would return it.
 
-        Raises:
-            WorkerError: It is no answer to that; the message names the line and what is missing.
-            ServerError: The worker says that the server, or its library, refused.
+        A WorkerError names the line and what is missing, where it is no answer to that; it is a
+        ServerError where the worker says that the server, or its library, refused.
         """
         if not isinstance(answer, Mapping):
             self._refuse(operation, answer, "an answer is one JSON object")
@@ -217,11 +211,11 @@ class WorkerQueue(Queue):
                 return ids
             case "complete_many":
                 return _accepted_ids(answer, request, refuse)
-            case "complete_and_claim":
+            case "claim" | "complete_and_claim":
                 claims = [_claim(job) for job in _objects(answer, refuse)]
+                if operation == "claim":
+                    return claims
                 return _accepted_ids(answer, request, refuse), claims
-            case "claim":
-                return [_claim(job) for job in _objects(answer, refuse)]
             case "complete" | "fail" | "heartbeat":
                 if not isinstance(answer.get("accepted"), bool):
                     refuse('it must be {"accepted": true} or {"accepted": false}')
@@ -449,19 +443,16 @@ class WorkerProcess:
 
         The WorkerError says which worker, what it was asked, how it ended, and the end of its log.
         """
-        if self._end() is not None:
+        if not self.alive:
             self._receive_all()
         if self._fault:
             self._fail(self._fault)
-        if self.answer is not None:
+        if self.answer is not None or (self.alive and not self._ended):
             return
-        if self._end() is not None:
-            self._fail(_ending(self._end()))
-        if self._ended:
-            give_up = time.monotonic() + _LAST_WORDS
-            while self.alive and time.monotonic() < give_up:
-                time.sleep(0.001)
-            self._fail(_ending(self._end()) if self._end() else "closed its stdout, and runs on")
+        give_up = time.monotonic() + _LAST_WORDS
+        while self.alive and time.monotonic() < give_up:
+            time.sleep(0.001)
+        self._fail(_ending(end) if (end := self._end()) else "closed its stdout, and runs on")
 
     def ask(self, message: Json, seconds: float | None = None) -> Json:
         """Ask for something and wait for the answer, for `waits.ANSWER` or so many seconds."""
@@ -558,8 +549,7 @@ def _shortened(text: str) -> str:
     return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
 
 
-def _ending(end: os.waitid_result | None) -> str:
-    assert end is not None
+def _ending(end: os.waitid_result) -> str:
     if end.si_code == os.CLD_EXITED:
         return f"ended with exit status {end.si_status}"
     return f"was ended by signal {end.si_status} ({signal.strsignal(end.si_status)})"
@@ -588,7 +578,7 @@ def _ids(ids: object, refuse: _Refuse) -> list[str]:
 
 
 def _accepted_ids(answer: Json, request: Json, refuse: _Refuse) -> frozenset[str] | None:
-    if "ids" in answer and answer["ids"] is None:
+    if answer.get("ids", "") is None:
         return None
     ids = _ids(answer.get("ids"), refuse)
     asked = {job["id"] for job in request["jobs"]}
