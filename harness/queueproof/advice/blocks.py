@@ -65,8 +65,7 @@ def _swapped(whole: Block, _: Draft) -> Iterator[Change]:
     reads = {"UPDATE", "INSERT", "DELETE", "SELECT", "WITH"}
     places = [place for place in whole.statements if place.word in reads]
     for one, other in combinations(places, 2):
-        edits = [Edit(one.span, other.text), Edit(other.span, one.text)]
-        yield Change("statements swapped", edits)
+        yield Change("statements swapped", [Edit(one.span, other.text), Edit(other.span, one.text)])
 
 
 def _locked_first(whole: Block, draft: Draft) -> Iterator[Change]:

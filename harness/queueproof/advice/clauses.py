@@ -28,12 +28,15 @@ class Change(NamedTuple):
 
 def changes(parsed: Parsed) -> Iterator[Change]:
     """Every mutation of one statement."""
-    operators = (
-        *(_locks, _orders, conditions, comparisons),
-        *(assignments, _limits, _materialized, _limits_in_place),
-    )
-    for operator in operators:
+    for operator in (_locks, _orders, conditions, comparisons, assignments):
         yield from operator(parsed)
+    for limit in parsed.tree.find_all(exp.Limit, exp.Fetch):
+        yield Change("LIMIT dropped", (parsed.clause(parsed.span(limit)),))
+    for cte in parsed.tree.find_all(exp.CTE):
+        word = parsed.outermost(parsed.span(cte), frozenset({"MATERIALIZED"}))
+        if cte.args["materialized"] and word is not None:
+            yield Change("MATERIALIZED dropped", (parsed.clause(word),))
+    yield from _limits_in_place(parsed)
 
 
 def _locks(parsed: Parsed) -> Iterator[Change]:
@@ -41,8 +44,7 @@ def _locks(parsed: Parsed) -> Iterator[Change]:
         span = parsed.span(lock)
         ending = parsed.tokens(span)
         if lock.args["wait"] is False:
-            skip = Span(ending[-2].start, span.end)
-            yield Change("SKIP LOCKED dropped", (parsed.clause(skip),))
+            yield Change("SKIP LOCKED dropped", (parsed.clause(Span(ending[-2].start, span.end)),))
         elif lock.args["wait"] is True:
             yield Change("NOWAIT dropped", (parsed.clause(ending[-1]),))
         yield Change(f"{quoted(parsed.source(span))} dropped", (parsed.clause(span),))
@@ -50,8 +52,7 @@ def _locks(parsed: Parsed) -> Iterator[Change]:
 
 def _orders(parsed: Parsed) -> Iterator[Change]:
     for order in parsed.tree.find_all(exp.Order):
-        span = parsed.span(order)
-        yield Change("ORDER BY dropped", (parsed.clause(span),))
+        yield Change("ORDER BY dropped", (parsed.clause(parsed.span(order)),))
         for key in order.expressions:
             where = parsed.span(key)
             what = f"ORDER BY {quoted(parsed.source(where))} turned"
@@ -103,8 +104,7 @@ def assignments(parsed: Parsed) -> Iterator[Change]:
         for index, part in enumerate(parts):
             span = parsed.span(part)
             equals = parsed.outermost(span, frozenset({"="}))
-            target = part.this.name or quoted(parsed.source(span))
-            what = f"SET {target} dropped"
+            what = f"SET {part.this.name or quoted(parsed.source(span))} dropped"
             if len(parts) > 1:
                 yield Change(what, (parsed.without(parts, index),), part.this.name)
             elif equals is not None and isinstance(setter, exp.Update):
@@ -112,18 +112,6 @@ def assignments(parsed: Parsed) -> Iterator[Change]:
                 column = parsed.text[span.start : equals.start].rstrip()
                 edit = Edit(Span(equals.end, span.end), f" {column}")
                 yield Change(what, (edit,), part.this.name)
-
-
-def _limits(parsed: Parsed) -> Iterator[Change]:
-    for limit in parsed.tree.find_all(exp.Limit, exp.Fetch):
-        yield Change("LIMIT dropped", (parsed.clause(parsed.span(limit)),))
-
-
-def _materialized(parsed: Parsed) -> Iterator[Change]:
-    for cte in parsed.tree.find_all(exp.CTE):
-        word = parsed.outermost(parsed.span(cte), frozenset({"MATERIALIZED"}))
-        if cte.args["materialized"] and word is not None:
-            yield Change("MATERIALIZED dropped", (parsed.clause(word),))
 
 
 def _limits_in_place(parsed: Parsed) -> Iterator[Change]:
@@ -142,8 +130,7 @@ def _limits_in_place(parsed: Parsed) -> Iterator[Change]:
         right = parsed.tokens(Span(equals.end, span.end))
         words = parsed.words(Span(equals.end, span.end))
         if words[:4] == ["ANY", "(", "ARRAY", "("] and words[-2:] == [")", ")"]:
-            opening = Edit(Span(equals.start, right[3].end), "IN (")
-            yield Change(what, (opening, Edit(right[-1])))
+            yield Change(what, (Edit(Span(equals.start, right[3].end), "IN ("), Edit(right[-1])))
         elif words[:2] == ["(", "SELECT"] and words[-1] == ")":
             yield Change(what, (Edit(equals, "IN"),))
     for update in parsed.tree.find_all(exp.Update):

@@ -55,8 +55,7 @@ def _locked(site: Site, draft: Draft) -> Iterator[Change]:
         for lock in select.args.get("locks") or ():
             span = parsed.span(lock)
             if lock.args["wait"] is None:
-                skips = [Edit.at(span.end, " SKIP LOCKED"), *once]
-                yield Change(f"SKIP LOCKED added{also}", skips)
+                yield Change(f"SKIP LOCKED added{also}", [Edit.at(span.end, " SKIP LOCKED"), *once])
             elif lock.args["wait"] is True:
                 last = parsed.tokens(span)[-1]
                 yield Change("SKIP LOCKED instead of NOWAIT", [Edit(last, "SKIP LOCKED"), *once])
@@ -148,8 +147,7 @@ def _asked_again(site: Site, draft: Draft) -> Iterator[Change]:
     """The statement that changes or locks a row asks again what was asked when it was read."""
     wanted = _guards(site, draft) + _run_out(site, draft)
     for node in site.both(draft.jobs.table.name):
-        parts = site.where(node)
-        lacking = [one for one in wanted if not any(_asks(part, one) for part in parts)]
+        lacking = [one for one in wanted if not any(_asks(part, one) for part in site.where(node))]
         groups = [lacking] if len(lacking) < 2 else [lacking, *([one] for one in lacking)]  # noqa: PLR2004
         for group in groups:
             yield from _asking(site, node, *(f"{prefix_of(node)}{one}" for one in group))
@@ -449,8 +447,7 @@ def _short(site: Site, _: Draft) -> Iterator[Change]:
             new = f" jsonb_build_object('error', :error::text){cast[0]}"
             yield Change("jsonb_build_object(...) instead of text put together", [Edit(place, new)])
         else:
-            cut = Edit(place, f" left(:error, {FITS})")
-            yield Change(f"error cut to {FITS} characters", [cut])
+            yield Change(f"error cut to {FITS} characters", [Edit(place, f" left(:error, {FITS})")])
 
 
 def _exact(site: Site, _: Draft) -> Iterator[Change]:

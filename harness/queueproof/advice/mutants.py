@@ -85,8 +85,7 @@ def mutants_of(queue: Queue) -> Mutants:
     digests = {MutatedQueue(queue, queue.blocks["claim"]).digest}
     unused = _written_only(queue)
     for block in queue.blocks.values():
-        found = [*_changed(block, unread), *_shortened(block)]
-        for what, statements, column in found:
+        for what, statements, column in (*_changed(block, unread), *_shortened(block)):
             mutated = MutatedQueue(queue, replace(block, statements=statements))
             if mutated.digest in digests:
                 continue

@@ -70,12 +70,9 @@ def propose(
     """Write a queue file for a schema's files, and use every operation of it once.
 
     Without a table it is the one that looks like jobs'; the server is as `open_server` takes it.
-
-    Raises:
-        QueueproofError: The schema cannot be installed, or no table in it is one of jobs.
+    QueueproofError: the schema cannot be installed, or no table in it is one of jobs.
     """
-    names = [Path(os.path.relpath(one, path.parent)).as_posix() for one in schema]
-    include = json.dumps(names)
+    include = json.dumps([Path(os.path.relpath(one, path.parent)).as_posix() for one in schema])
     try:
         stub = load_text(_STUB.format(include=include), path)
     except FormatError as error:

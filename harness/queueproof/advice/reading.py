@@ -44,8 +44,7 @@ class Site:
 
     def reads(self, table: str) -> list[exp.Expr]:
         """The queries of a table."""
-        nodes = self.parsed.tree.find_all(exp.Select)
-        sources = ((node, node.args.get("from_")) for node in nodes)
+        sources = ((node, node.args.get("from_")) for node in self.parsed.tree.find_all(exp.Select))
         return [node for node, one in sources if one is not None and one.this.name == table]
 
     def both(self, table: str) -> list[exp.Expr]:

@@ -114,9 +114,8 @@ def _is_view(name: str, draft: Draft) -> bool:
 
 def _adds_up(draft: Draft) -> bool:
     """True where a heartbeat counts the lease from where it stood, and not from the clock."""
-    lease = draft.jobs.lease.name
     return any(
-        name == lease == term.name
+        name == draft.jobs.lease.name == term.name
         for name, value in draft.written("heartbeat")
         for add in value.find_all(exp.Add)
         for term in (add.this, add.expression)

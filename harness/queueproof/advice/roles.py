@@ -68,8 +68,7 @@ _KNOWN = tomllib.loads(files(__package__).joinpath("roles.toml").read_text(encod
 
 def _role(meaning: str, types: str, names: str, weight: int = 1) -> Role:
     known = _KNOWN["words"]
-    spelled = names.replace("\n", "").format(**known)
-    return Role(meaning, types.format(**known), spelled, weight)
+    return Role(meaning, types.format(**known), names.replace("\n", "").format(**known), weight)
 
 
 ROLES: Mapping[str, Role] = {

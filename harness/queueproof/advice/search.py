@@ -164,9 +164,6 @@ def mend(
     Yields:
         The change so far, each time it mends one guarantee more, which was asked for what it mends
         alone; None once a check by everything refuses it; and what came of it all, at last.
-
-    Raises:
-        QueueproofError: It is no SQL file, or has changed since.
     """
     file = source(queue)
     texts = {path: read(path) for path in file.paths}  # as they are now: somebody may edit them
@@ -332,8 +329,7 @@ def said(before: str, fix: Fix, place: Source) -> str:
             twice = at > 1 and [*map(str.strip, old)].count(old[at - 1].strip()) > 1
             lines += [f"  {line}" for line in old[at - 1 - twice : at]]
         lines += [f"- {line}" for line in old[at:upto]] + [f"+ {line}" for line in new[begin:end]]
-    few = len(lines) <= SHORT
-    shown = "\n".join([".", "", "```diff", *lines, "```", "", ""]) if few else ". "
+    shown = "\n".join([".", "", "```diff", *lines, "```", "", ""]) if len(lines) <= SHORT else ". "
     asked = fix.what.split(". ")
     for pattern, told in _TO_DO.items():
         asked = [re.sub(pattern, told, one) for one in asked]
@@ -458,8 +454,7 @@ class _Search:
                 yield Variant(text, (), name, whole.blocks, ())
                 return
         serial = count()
-        first = Variant(text, (), name, begin.blocks, begin.stories)
-        frontier = [(0, 0, next(serial), first)]
+        frontier = [(0, 0, next(serial), Variant(text, (), name, begin.blocks, begin.stories))]
         seen = {text}
         budget = self.tried + MOST
         while frontier and self.tried < budget:
@@ -578,8 +573,7 @@ def _judged(
 ) -> Outcome:
     """Judge a candidate by the stories, by what is wanted, and by what held."""
     try:
-        queue = load_text(text, path)
-        with open_lab(queue, server or lent_server()) as lab:
+        with open_lab(load_text(text, path), server or lent_server()) as lab:
             offer = calibrate(lab)
             told: list[str] = []
             blocks: frozenset[str] = frozenset()

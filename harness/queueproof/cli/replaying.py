@@ -60,8 +60,7 @@ def replay(
     target = target_of(queue, new)
     refuse_outputs([export], files_of(target))
     with on_behalf_of(target):
-        token = token_of(target.name, story)
-        return _replayed(target, token, opt.Where(postgres, trust), export)
+        return _replayed(target, token_of(target.name, story), opt.Where(postgres, trust), export)
 
 
 def _replayed(target: Queue, token: str, where: opt.Where, export: Path | None) -> int:

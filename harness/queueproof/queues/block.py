@@ -310,8 +310,7 @@ def _completed(block: Block, outcome: _Outcome, jobs: Sequence[Claim]) -> frozen
     """The ids of those that were accepted of some jobs; None where a count does not say which."""
     if block.mode != "!":
         return frozenset(_ids(block, outcome))
-    whole = {0: frozenset[str](), len(jobs): frozenset(ids_of(jobs))}
-    return whole.get(_changed(block, outcome))
+    return {0: frozenset[str](), len(jobs): frozenset(ids_of(jobs))}.get(_changed(block, outcome))
 
 
 def _completed_and_claimed(block: Block, outcome: _Outcome) -> tuple[frozenset[str], list[Claim]]:

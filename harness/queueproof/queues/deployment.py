@@ -62,8 +62,7 @@ class Deployment(SqlFileQueue):
         self.joins_transactions = old.joins_transactions and new.joins_transactions
         spans = [old.longest_span, new.longest_span]
         self.longest_span = None if None in spans else max(filter(None, spans), default=0.0)
-        both = f"{old.digest} {new.digest} {first}"
-        self.digest = hashlib.sha256(both.encode()).hexdigest()[:12]
+        self.digest = hashlib.sha256(f"{old.digest} {new.digest} {first}".encode()).hexdigest()[:12]
         self.written = f"{old.written}\0{new.written}"
 
     @property

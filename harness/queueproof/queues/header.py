@@ -115,8 +115,7 @@ def files_of(header: Header, pattern: str) -> list[QueueText]:
     if not re.search(r"[*?\[]", pattern):
         paths = [path]
     else:
-        found = Path(path.anchor).glob(str(path.relative_to(path.anchor)))
-        paths = sorted(found, key=_place)
+        paths = sorted(Path(path.anchor).glob(str(path.relative_to(path.anchor))), key=_place)
     if not paths:
         header.file.fail(at, f"include: no file is named {path}")
     files: list[QueueText] = []

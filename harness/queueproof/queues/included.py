@@ -104,8 +104,7 @@ def _where_there_is_one(tokens: Sequence[Token], sql: str) -> str:
     Many extensions of a database are nothing to its queue. What needs one that is missing is
     rejected, and the message names it.
     """
-    words = [token.word for token in tokens]
-    if words[:5] != ["CREATE", "EXTENSION", "IF", "NOT", "EXISTS"]:
+    if [one.word for one in tokens[:5]] != ["CREATE", "EXTENSION", "IF", "NOT", "EXISTS"]:
         return sql
     name = tokens[5].name.replace("'", "''")
     return (

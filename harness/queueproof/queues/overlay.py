@@ -91,8 +91,7 @@ def _parts(file: QueueText) -> _Parts:
     markers = file.comments(MARKER)
     places = [file.row(file.above(start)) for start, _ in markers]
     blocks: dict[str, list[_Line]] = {}
-    bounds = pairwise([*places, len(lines)])
-    for (_, marker), (start, end) in zip(markers, bounds, strict=True):
+    for (_, marker), (start, end) in zip(markers, pairwise([*places, len(lines)]), strict=True):
         name = _NAME.match(marker[1])
         blocks.setdefault(name[1] if name else "", []).extend(lines[start:end])
     first = file.row(header.starts[0]) - 1 if header.starts else 0
