@@ -14,7 +14,7 @@ from typing import NamedTuple
 from queueproof.guarantees.catalogue import CATALOGUE
 from queueproof.guarantees.guarantee import Guarantee
 from queueproof.queues.filetext import QueueText, read
-from queueproof.queues.overlay import whole
+from queueproof.queues.header import whole
 from queueproof.schedule.programs import FAULTS
 
 WIDTH = 100  # characters of a line of prose

@@ -40,11 +40,6 @@ _EARLY_SUFFIX = re.compile(r"\s*([\w-]+)\s*([!#])\s*(\([^()]*\))\s*")
 OTHERWISE = re.compile(r"[ \t]*--[ \t]*else[ \t]*", re.IGNORECASE)
 FENCE = re.compile(r"[ \t]*--[ \t]*///[ \t]*(.*?)[ \t]*")
 
-_CR = (
-    "the line ends with CR; save the file with LF line ends, and keep them: `*.sql text eol=lf` in"
-    " .gitattributes, or git config core.autocrlf input"
-)
-
 
 class QueueText:
     """The text of a queue file, and where its top-level comments stand.
@@ -62,7 +57,9 @@ class QueueText:
         if text.startswith("\N{BYTE ORDER MARK}"):
             self.fail(0, "the file begins with a byte order mark; save it as UTF-8 without one")
         if (offset := text.find("\r")) >= 0:
-            self.fail(offset, _CR)
+            how = "save the file with LF line ends, and keep them: `*.sql text eol=lf` in"
+            how += " .gitattributes, or git config core.autocrlf input"
+            self.fail(offset, f"the line ends with CR; {how}")
         if (offset := text.find("\0")) >= 0:
             self.fail(offset, "a NUL character, which PostgreSQL takes in no statement")
 

@@ -38,13 +38,8 @@ def interval(span: timedelta) -> str:
 
 def array_literal(texts: Iterable[bytes | None]) -> bytes:
     """The text of an array as drivers send it (manual, 8.15.6)."""
-    return b"{" + b",".join(map(_quoted, texts)) + b"}"
-
-
-def _quoted(text: bytes | None) -> bytes:
-    if text is None:
-        return b"NULL"
-    return b'"' + text.replace(b"\\", b"\\\\").replace(b'"', b'\\"') + b'"'
+    escaped = (text and text.replace(b"\\", b"\\\\").replace(b'"', b'\\"') for text in texts)
+    return b"{%b}" % b",".join(b"NULL" if one is None else b'"%b"' % one for one in escaped)
 
 
 class Value(NamedTuple):

@@ -17,9 +17,8 @@ from queueproof.queues import sqltext
 from queueproof.queues.block import Block, StateNames, begin
 from queueproof.queues.facts import HEADER_KEYS, duration
 from queueproof.queues.filetext import FENCE, OPERATION_OF, QueueText, blocks_of, read, reject_lease
-from queueproof.queues.header import facts_of, files_of, header_lines, including
+from queueproof.queues.header import facts_of, files_of, header_lines, including, whole
 from queueproof.queues.model import NOW, OPERATIONS, Operation, Queue, State
-from queueproof.queues.overlay import whole
 
 _RANDOM = re.compile(r"\brandom(_normal)?\s*\(", re.IGNORECASE)
 # Functions and views by which SQL learns which backends there are.
