@@ -166,8 +166,6 @@ def including(header: Header, files: Collection[QueueText], own: Block | None) -
     return block
 
 
-# --- a file that extends another one: what it leaves out stands there ----------------------------
-
 EXTENDS = "extends"
 INCLUDE = "include"
 _NAME = re.compile(r"\s*([\w-]*)")
