@@ -28,12 +28,9 @@ OURS = "TODO: replace this by the claim that your workers send."
 
 
 class Proposal:
-    """A queue file for a table.
+    """A queue file for a table; QueueproofError where nothing names a job, or says that it runs.
 
     `include` has the schema's files, from where the queue file will stand, as TOML has a list.
-
-    Raises:
-        QueueproofError: Nothing in the table names a job, or says that it waits or runs.
     """
 
     def __init__(

@@ -73,10 +73,7 @@ class MutatedQueue(SqlFileQueue):
 
 
 def mutants_of(queue: Queue) -> Mutants:
-    """Plant every defect that there is an operator for, one at a time, in a queue file.
-
-    A QueueproofError says what is wrong with it, or with the file of its equivalent mutants.
-    """
+    """Plant every defect that there is an operator for, one at a time, in a queue file."""
     if not isinstance(queue, SqlFileQueue):
         raise QueueproofError(f"mutate takes a queue file (.sql): {queue.name} is none")
     mutants: list[Mutant] = []

@@ -146,12 +146,9 @@ def constraint_of(lab: Lab, name: str) -> str:
 
 
 def dump(dsn: str) -> str:
-    """The schema of a running server's database, as pg_dump writes it.
-
-    The password of the DSN is in no process' list of arguments.
-    """
+    """The schema of a running server's database, as pg_dump writes it."""
     parts = conninfo_to_dict(dsn)
-    password = parts.pop("password", None)
+    password = parts.pop("password", None)  # which is in no process' list of arguments
     parts.setdefault("connect_timeout", int(waits.CONNECT))
     program = str(find_embedded("").directory / "pg_dump")
     what = ("--schema-only", "--no-owner", "--no-privileges")

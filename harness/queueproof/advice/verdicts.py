@@ -21,9 +21,8 @@ def judge(
 ) -> Generator[Card]:
     """See which mutants are found by a check of the guarantees that the queue itself keeps.
 
-    Yields:
-        The card without a mutant, and then each time with one more on it. A QueueError says that
-        one was killed which is declared equivalent.
+    Yields the card without a mutant, and then each time with one more on it. A QueueError says
+    that one was killed which is declared equivalent.
     """
     wanted = [judgement.id for judgement in card.guarantees if judgement.verdict == "holds"]
     if not wanted:

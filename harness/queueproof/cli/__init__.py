@@ -23,14 +23,7 @@ def main() -> NoReturn:
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Run one command.
-
-    Args:
-        arguments: As they stand after `queueproof`.
-
-    Returns:
-        The exit code; what went wrong is on stderr then.
-    """
+    """Run one command, from what stands after `queueproof`; the exit code."""
     from queueproof.cli import app
 
     return app.run(arguments)

@@ -22,12 +22,8 @@ STDOUT = Path("-")  # what is written there is the report alone, and all else go
 def refuse_outputs(outputs: Iterable[Path | None], read: Iterable[Path]) -> None:
     """Find out before the minute of work whether its results can be written, and harm nothing.
 
-    Args:
-        outputs: What is to be written; None is left out.
-        read: What the work is made of, which no output may replace, by whatever name.
-
-    Raises:
-        QueueproofError: One cannot be written, is read, or is named twice.
+    What is `read` no output may replace, by whatever name. QueueproofError: one cannot be written,
+    is read, or is named twice.
     """
     inputs = {_identity(path): path for path in read}
     written: dict[object, Path] = {}

@@ -67,10 +67,7 @@ def report(
 
 
 class Reports:
-    """The reports that a check writes beside its output: JSON, page, JUnit XML and badge.
-
-    Where no file is named there is none. Without `annotate` GitHub is told where that runs us.
-    """
+    """The reports that a check writes: JSON, page, JUnit XML and badge, and what GitHub shows."""
 
     def __init__(self, files: Sequence[Path | None], annotate: Annotate | None) -> None:
         here = Annotate.github if os.environ.get("GITHUB_ACTIONS") == "true" else Annotate.none

@@ -199,12 +199,9 @@ def _nothing() -> Operation[None]:
 
 
 def _agreed(old: SqlFileQueue, new: SqlFileQueue) -> dict[str, object]:
-    """The facts of both: what one alone promises the two together do not.
-
-    Raises:
-        QueueproofError: Each is judged by what the other does not keep.
-    """
+    """The facts of both; QueueproofError where each is judged by what the other does not keep."""
     facts = {fact: (getattr(old, fact), getattr(new, fact)) for fact in FACTS}
+    # What one alone promises the two together do not.
     weaker: dict[str, object] = {
         "order": old.order if old.order == new.order else "none",
         "backoff": min(old.backoff, new.backoff) if old.backoff and new.backoff else None,

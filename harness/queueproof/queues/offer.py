@@ -9,10 +9,7 @@ from queueproof.queues.model import Queue
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """The facts about a queue that decide whether a guarantee can be asked of it.
-
-    Most of them are what it was seen to do.
-    """
+    """What decides if a guarantee can be asked of a queue: mostly what it was seen to do."""
 
     queue: Queue
     held: bool  # its claim ends inside a transaction, so that the row lock is the claim

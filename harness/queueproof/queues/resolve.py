@@ -28,10 +28,7 @@ _CLASS = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*")
 
 
 def resolve(name: str) -> Queue:
-    """Find the queue of a path of an SQL file, of `package.module:Class`, or of `exec: command`.
-
-    A QueueproofError says why there is no such queue, or why it cannot be used.
-    """
+    """The queue of an SQL file, a `package.module:Class`, or `exec: command`; or QueueproofError."""
     if name.startswith("exec:"):
         return from_command(name)
     if _CLASS.fullmatch(name) and not Path(name).exists():

@@ -114,10 +114,7 @@ class WorkerQueue(Queue):
         )
 
     def described_by(self, answer: Json) -> None:
-        """Take over what the answer to `init` says: `operations`, and any of the header's keys.
-
-        A WorkerError says how to write it, where it is an error or breaks the format.
-        """
+        """Take over what the answer to `init` says, `operations` and facts; or a WorkerError."""
         self.read_error("init", answer)
         known = {"operations", "takes", *_FACTS}
         for key in answer:
@@ -195,8 +192,8 @@ class WorkerQueue(Queue):
     def read(self, operation: str, request: Json, answer: object) -> Any:  # noqa: ANN401 - JSON
         """The answer to a message, as the operation of a `Queue` would return it.
 
-        A WorkerError names the line and what is missing, where it is no answer to that; it is a
-        ServerError where the worker says that the server, or its library, refused.
+        Else a WorkerError with the line and what is missing there, or a ServerError where the
+        worker says that the server, or its library, refused.
         """
         if not isinstance(answer, Mapping):
             self._refuse(operation, answer, "an answer is one JSON object")
