@@ -28,7 +28,7 @@ _CLASS = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*")
 
 
 def resolve(name: str) -> Queue:
-    """The queue of an SQL file, a `package.module:Class`, or `exec: command`; or QueueproofError."""
+    """The queue of an SQL file, `package.module:Class` or `exec: command`; or a QueueproofError."""
     if name.startswith("exec:"):
         return from_command(name)
     if _CLASS.fullmatch(name) and not Path(name).exists():
