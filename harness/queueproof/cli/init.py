@@ -74,11 +74,10 @@ def _init_from(path: Path, source: str, table: str | None, where: Where) -> None
     refuse_existing(path)
     schema = Path(source)
     is_dsn = not schema.exists() and ("=" in source or "://" in source)
-    files = [schema] if is_dsn else _files(schema, source)
     if is_dsn:
         schema = path.with_suffix(".schema.sql")
         write_new(schema, dump(source))
-        files = [schema]
+    files = [schema] if is_dsn else _files(schema, source)
     try:
         with now_and_then("reading the schema"):
             proposed = propose(path, files, table=table, postgres=where.postgres, trust=where.trust)

@@ -127,21 +127,15 @@ def _exported(lab: Lab, replayed: Replayed, token: str, export: Path) -> str:
         return to_test(replayed.story, replayed.data, **told, queue=_from(export, name))
     if export.suffix == ".mmd" and isinstance(replayed.told, Story):
         return to_mermaid(replayed.told) + "\n"
+    why = ""
     if export.suffix == ".mmd":
-        raise QueueproofError(
-            f"--export {export}: this story of {replayed.guarantee} has no steps to be drawn;"
-            " export it as a test, FILE.py"
-        )
-    if lab.remembers:
-        raise QueueproofError(
-            f"--export {export}: what a worker prepares and keeps stands in no spec; export the"
-            " story as a test, FILE.py"
-        )
-    if replayed.failure is None:
-        raise QueueproofError(
-            f"--export {export}: no order of statements tells this story of {replayed.guarantee};"
-            " export it as a test, FILE.py"
-        )
+        why = f"this story of {replayed.guarantee} has no steps to be drawn; export it"
+    elif lab.remembers:
+        why = "what a worker prepares and keeps stands in no spec; export the story"
+    elif replayed.failure is None:
+        why = f"no order of statements tells this story of {replayed.guarantee}; export it"
+    if why or replayed.failure is None:
+        raise QueueproofError(f"--export {export}: {why} as a test, FILE.py")
     again = examined.replay(lab, token)
     if again is None or again.failure is None:
         raise QueueproofError(f"--export {export}: the story does not happen each time")

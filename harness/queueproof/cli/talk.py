@@ -104,6 +104,4 @@ def say(message: str, code: int, *, prefix: str = PREFIX) -> int:
 
 def say_once(message: str, code: int) -> int:
     """Say that a signal ends the run, unless who waits for this end has lost his patience."""
-    if signal_that_came() is None or is_first_to_tell():
-        return say(message, code)
-    return code
+    return say(message, code) if signal_that_came() is None or is_first_to_tell() else code

@@ -66,10 +66,7 @@ class Block:
     @property
     def used(self) -> dict[str, Source]:
         """Each parameter and where it is first used."""
-        uses: dict[str, Source] = {}
-        for statement in self.statements:
-            uses = {**statement.parameters, **uses}
-        return uses
+        return {n: place for s in reversed(self.statements) for n, place in s.parameters.items()}
 
 
 _CLOSE = 0.4  # as difflib counts: "jobs" and "job_list", and not "foo" and "isolation"

@@ -198,10 +198,8 @@ def _check_operations(kind: type[Queue | Client], line: Source | None) -> None:
 def _written(kind: type[Queue | Client]) -> dict[str, object]:
     """Every name that a class has of its own, with its value where it has one."""
     own = [one for one in reversed(kind.__mro__) if one not in {*Queue.__mro__, *Client.__mro__}]
-    names: dict[str, object] = {}
-    for one in own:
-        names |= dict.fromkeys(inspect.get_annotations(one)) | dict(vars(one))
-    return names
+    named = (dict.fromkeys(inspect.get_annotations(one)) | dict(vars(one)) for one in own)
+    return {name: value for names in named for name, value in names.items()}
 
 
 def _check_names(
