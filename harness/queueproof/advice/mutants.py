@@ -109,19 +109,18 @@ _Mutation: TypeAlias = tuple[str, tuple[Statement, ...], str]
 def _changed(block: Block, unread: list[str]) -> Iterator[_Mutation]:
     """The mutations inside a block's statements; what cannot be read is noted."""
     for index, statement in enumerate(block.statements):
-        for label, site in sites(block, statement.text):
-            text = statement.text[site.start : site.end]
+        for label, start, text in sites(block, statement.text):
             try:
                 found = list(changes(Parsed(text)))
             except SqlglotError:
                 unread.append(f"{label}: {quoted(text)} was not mutated: it cannot be parsed")
                 continue
             for change in found:
-                text = applied(statement.text, [edit.moved(site.start) for edit in change.edits])
-                names = sqltext.compile_statement(text, move_clock=False).names
+                new = applied(statement.text, [edit.moved(start) for edit in change.edits])
+                names = sqltext.parameters(sqltext.tokens(new))
                 left = {name: statement.parameters[name] for name in names}
                 statements = list(block.statements)
-                statements[index] = replace(statement, text=text, parameters=left)
+                statements[index] = replace(statement, text=new, parameters=left)
                 yield f"{label}: {change.what}", tuple(statements), change.column
 
 
@@ -129,7 +128,7 @@ def _shortened(block: Block) -> Iterator[_Mutation]:
     """The block without one of its statements; BEGIN and its COMMIT go together."""
     if block.name == "schema" or len(block.statements) == 1:
         return
-    words = [sqltext.first_keyword(statement.text) for statement in block.statements]
+    words = [statement.word for statement in block.statements]
     opened: int | None = None
     dropped: list[tuple[str, frozenset[int]]] = []
     for index, word in enumerate(words):
@@ -172,10 +171,9 @@ def _written_only(queue: SqlFileQueue) -> frozenset[str]:
                     return frozenset()
                 before = token.raw.upper()
                 uses.update([token.name] if token.name else re.findall(r"\w+", token.raw.lower()))
-            for _, site in sites(block, statement.text):
+            for _, _, text in sites(block, statement.text):
                 with suppress(SqlglotError):
-                    tree = Parsed(statement.text[site.start : site.end]).tree
-                    for update in tree.find_all(exp.Update):
+                    for update in Parsed(text).tree.find_all(exp.Update):
                         targets.update(part.this.name for part in update.expressions)
     if uses.keys() & {"old", "new"}:
         return frozenset()

@@ -84,12 +84,11 @@ class Draft:
         found = []
         for block in self.wholes:
             for statement in block.statements:
-                for label, span in sites(block, statement.text):
+                for label, start, text in sites(block, statement.text):
+                    own = block.name != "schema"
+                    by = block.name if own else self._caller(label[:-2])
                     with suppress(SqlglotError):
-                        parsed = Parsed(statement.text[span.start : span.end])
-                        own = block.name != "schema"
-                        by = block.name if own else self._caller(label[:-2])
-                        found.append(Site(by, statement.start + span.start, parsed, own))
+                        found.append(Site(by, statement.start + start, Parsed(text), own))
         return found
 
     def _caller(self, function: str) -> str:

@@ -153,8 +153,9 @@ class SqlFileQueue(Queue):
         self.draws_lots = bool(_RANDOM.search(everything))
         self.sends_time = any(NOW in block.used for block in blocks.values())
         self.longest_span = _longest_span(blocks.values())
-        first = (sqltext.first_keyword(one.text) for one in blocks["enqueue"].statements)
-        self.joins_transactions = _JOINING.issuperset(first)
+        self.joins_transactions = _JOINING.issuperset(
+            one.word for one in blocks["enqueue"].statements
+        )
         self.written = everything
         self.name = name
         self.file = file  # with what it extends in its place

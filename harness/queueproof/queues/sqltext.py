@@ -138,13 +138,13 @@ def is_closed(text: str) -> bool:
     return True
 
 
-def piece(text: str, start: int, end: int) -> list[Token]:
+def piece(text: str, start: int, end: int) -> tuple[Token, ...]:
     """The tokens of a piece of a text, with their offsets in the text."""
     try:
         found = tokens(text[start:end])
     except UnterminatedError as error:
         raise UnterminatedError(start + error.offset) from None
-    return [t._replace(start=t.start + start, end=t.end + start) for t in found]
+    return tuple(t._replace(start=t.start + start, end=t.end + start) for t in found)
 
 
 def positional(found: Sequence[Token]) -> int | None:

@@ -49,34 +49,37 @@ def applied(text: str, edits: Iterable[Edit]) -> str:
 _READ = frozenset({"SELECT", "INSERT", "UPDATE", "DELETE", "MERGE", "WITH"})
 
 
-def sites(block: Block, text: str) -> Iterator[tuple[str, Span]]:
-    """The queries and changes in a statement: itself, or those in the body of a function."""
+def sites(block: Block, text: str) -> Iterator[tuple[str, int, str]]:
+    """The queries and changes in a statement: itself, or those in the body of a function.
+
+    Each with what it is in, where in the statement it begins, and its text.
+    """
     found = sqltext.tokens(text)
     if block.name != "schema":
         if sqltext.first_keyword(text) in _READ:
-            yield block.name, Span(found[0].start, len(text))
+            yield block.name, found[0].start, text[found[0].start :]
         return
     words = [token.word for token in found]
     kind = next((n for n, word in enumerate(words) if word in {"FUNCTION", "PROCEDURE"}), -1)
     if words[:1] != ["CREATE"] or words[kind - 1] not in {"CREATE", "REPLACE"}:
         return
     label = f"{text[found[kind + 1].start :].partition('(')[0].strip()}()"
-    if "ATOMIC" in words:
-        yield from ((label, span) for span in _queries(found[words.index("ATOMIC") :], 0))
+    bodies = [found[words.index("ATOMIC") :]] if "ATOMIC" in words else []
     for token in found:
         if token.kind is TokenType.HEREDOC_STRING:
             tag = token.raw.index("$", 1) + 1
-            body = sqltext.tokens(token.raw[tag:-tag])
-            yield from ((label, span) for span in _queries(body, token.start + tag))
+            bodies.append(sqltext.piece(text, token.start + tag, token.end - tag))
+    for start, end in (query for body in bodies for query in _queries(body)):
+        yield label, start, text[start:end]
 
 
-def _queries(body: Sequence[sqltext.Token], offset: int) -> Iterator[Span]:
+def _queries(body: Sequence[sqltext.Token]) -> Iterator[Span]:
     """Stretches between semicolons, from the first word of SQL's own on, or before a LOOP."""
     start: sqltext.Token | None = None
     for before, token in zip((None, *body), (*body, None), strict=False):
         if token is None or token.raw == ";" or token.word == "LOOP":
             if start is not None and before is not None:
-                yield Span(offset + start.start, offset + before.end)
+                yield Span(start.start, before.end)
             start = None
         elif start is None and token.word in _READ | {"PERFORM", "EXECUTE"}:
             start = token
