@@ -81,7 +81,11 @@ def mutants_of(queue: Queue) -> Mutants:
     names: Counter[str] = Counter()
     digests = {MutatedQueue(queue, queue.blocks["claim"]).digest}
     unused = _written_only(queue)
+    # What no run does to bring its jobs to their end.
+    apart: list[DoKind] = ["fail", "heartbeat", "cleanup", "complete_and_claim"]
+    apart += ["complete_many"] if "complete" in queue.offers else []
     for block in queue.blocks.values():
+        through = next((kind for kind in apart if kind == block.name), None)
         for what, statements, column in (*_changed(block, unread), *_shortened(block)):
             mutated = MutatedQueue(queue, replace(block, statements=statements))
             if mutated.digest in digests:
@@ -91,15 +95,8 @@ def mutants_of(queue: Queue) -> Mutants:
             name = what if names[what] == 1 else f"{what} ({names[what]})"
             reason = f"nothing reads {column}" if column in unused else ""
             diff = _diff(block.statements, statements)
-            mutants.append(Mutant(name, mutated, diff, reason, _through(queue, block)))
+            mutants.append(Mutant(name, mutated, diff, reason, through))
     return Mutants(mutants, unread, _equivalents(queue, [mutant.name for mutant in mutants]))
-
-
-def _through(queue: SqlFileQueue, block: Block) -> DoKind | None:
-    """A block's operation, where no run does it to bring its jobs to their end."""
-    apart: list[DoKind] = ["fail", "heartbeat", "cleanup", "complete_and_claim"]
-    apart += ["complete_many"] if "complete" in queue.offers else []
-    return next((kind for kind in apart if kind == block.name), None)
 
 
 _Mutation: TypeAlias = tuple[str, tuple[Statement, ...], str]

@@ -105,7 +105,10 @@ def tokens(text: str) -> tuple[Token, ...]:
     try:
         return _scan(text)
     except TokenError:
-        raise UnterminatedError(_opening(text)) from None
+        # Of the line that opens it: every longer piece of the text fails.
+        ends = [end.end() for end in re.finditer("\n", text)]
+        start = next((end for end in reversed(ends) if is_closed(text[:end])), 0)
+        raise UnterminatedError(start) from None
 
 
 @lru_cache(maxsize=1024)
@@ -121,12 +124,6 @@ def _scan(text: str) -> tuple[Token, ...]:
         Token(t.token_type, text[start:end], t.text.replace(_NO_QUOTE, "$"), start, end)
         for t, start, end in bounds
     )
-
-
-def _opening(text: str) -> int:
-    """Start of the line that opens what is never closed: every longer piece of the text fails."""
-    ends = [end.end() for end in re.finditer("\n", text)]
-    return next((end for end in reversed(ends) if is_closed(text[:end])), 0)
 
 
 def is_closed(text: str) -> bool:
