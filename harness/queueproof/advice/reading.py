@@ -71,12 +71,11 @@ class Draft:
     @cached_property
     def wholes(self) -> list[Block]:
         """The blocks, with those of their statements that stand in the file itself."""
-        own = (
-            replace(block, statements=tuple(s for s in block.statements if s.source.path == path))
-            for path in [Path(self.path)]
-            for block in self.queue.blocks.values()
-        )
-        return [block for block in own if block.statements]
+        path, wholes = Path(self.path), []
+        for block in self.queue.blocks.values():
+            if own := tuple(one for one in block.statements if one.source.path == path):
+                wholes.append(replace(block, statements=own))
+        return wholes
 
     @cached_property
     def sites(self) -> list[Site]:

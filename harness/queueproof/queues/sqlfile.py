@@ -70,8 +70,9 @@ def load_text(text: str, path: Path | str) -> SqlFileQueue:
     # A glob after a name may match it again: ["first.sql", "*.sql"].
     files: dict[str, QueueText] = {}
     if patterns := header.pop("include", None):
-        for one in (one for pattern in patterns for one in files_of(keys, pattern)):
-            files.setdefault(os.path.realpath(one.path), one)
+        for pattern in patterns:
+            for one in files_of(keys, pattern):
+                files.setdefault(os.path.realpath(one.path), one)
         blocks["schema"] = including(keys, files.values(), blocks.get("schema"))
     hints = {"schema": '#`, or include = ["schema.sql"] in the header'}
     for name in ("schema", "enqueue", "claim"):
