@@ -71,11 +71,12 @@ class Draft:
     @cached_property
     def wholes(self) -> list[Block]:
         """The blocks, with those of their statements that stand in the file itself."""
-        path, wholes = Path(self.path), []
-        for block in self.queue.blocks.values():
-            if own := tuple(one for one in block.statements if one.source.path == path):
-                wholes.append(replace(block, statements=own))
-        return wholes
+        path = Path(self.path)
+        return [
+            replace(block, statements=own)
+            for block in self.queue.blocks.values()
+            if (own := tuple(one for one in block.statements if one.source.path == path))
+        ]
 
     @cached_property
     def sites(self) -> list[Site]:
