@@ -98,7 +98,10 @@ def _tried(lab: Lab, text: str, table: str) -> Proposed:
         calibrate(lab)
     except QueueError as error:
         violated = re.search(r'violates check constraint "([^"]+)"', str(error))
-        return Proposed(text, table, error, constraint_of(lab, violated[1]) if violated else "")
+        if violated is None:
+            return Proposed(text, table, error)
+        rows = lab.execute(_CONSTRAINT.format(Literal(violated[1]).as_string(None)))
+        return Proposed(text, table, error, str(rows[0][0]) if rows else "")
     return Proposed(text, table, None)
 
 
@@ -137,12 +140,6 @@ def _sampled(connection: psycopg.Connection[Any], column: Column) -> Column:
         connection.execute(_PATH)
         return column
     return replace(column, sample=found[0] if found else "")
-
-
-def constraint_of(lab: Lab, name: str) -> str:
-    """The words of a CHECK, as the server tells it; empty where there is none of that name."""
-    rows = lab.execute(_CONSTRAINT.format(Literal(name).as_string(None)))
-    return str(rows[0][0]) if rows else ""
 
 
 def dump(dsn: str) -> str:
