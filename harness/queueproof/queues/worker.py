@@ -183,10 +183,10 @@ class WorkerQueue(Queue):
             return json.loads(value)
         if isinstance(value, timedelta):
             return value.total_seconds()
-        if isinstance(value, WorkerClaim):
-            return value.job
+        if isinstance(value, Claim):
+            return _job(value)
         if name == "jobs":
-            return [claim.job for claim in cast("Iterable[WorkerClaim]", value)]
+            return [_job(claim) for claim in cast("Iterable[Claim]", value)]
         return value
 
     def read(self, operation: str, request: Json, answer: object) -> Any:  # noqa: ANN401 - JSON
@@ -558,6 +558,11 @@ def _near(name: str, known: Iterable[str]) -> str:
 
 def _is_strings(value: object) -> TypeGuard[list[str]]:
     return isinstance(value, list) and all(isinstance(one, str) for one in value)
+
+
+def _job(claim: Claim) -> Json:
+    assert isinstance(claim, WorkerClaim)
+    return claim.job
 
 
 _Refuse: TypeAlias = Callable[[str], NoReturn]
