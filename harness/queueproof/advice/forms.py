@@ -54,6 +54,10 @@ def _locked(site: Site, draft: Draft) -> Iterator[Change]:
         also = f", {_AS_ARRAY}" if once else ""
         for lock in select.args.get("locks") or ():
             span = parsed.span(lock)
+            if not lock.args["update"]:
+                stronger = re.sub(r"(?i)(KEY\s+)?SHARE", "UPDATE", parsed.source(span), count=1)
+                yield Change("FOR UPDATE instead of a shared lock", [Edit(span, stronger)])
+                continue
             if lock.args["wait"] is None:
                 yield Change(f"SKIP LOCKED added{also}", [Edit.at(span.end, " SKIP LOCKED"), *once])
             elif lock.args["wait"] is True:
@@ -298,7 +302,8 @@ def _due(site: Site, draft: Draft) -> Iterator[Change]:
 
 def _as_failed(site: Site, draft: Draft) -> Iterator[Change]:
     """A crash counts as a failed attempt does: recover writes what `fail` writes, but no wait."""
-    for update in site.changes(draft.jobs.table.name):
+    updates = [one for one in site.changes(draft.jobs.table.name) if isinstance(one, exp.Update)]
+    for update in updates:
         written = {part.this.name for part in update.expressions} | {draft.jobs["due"].name}
         lacking = {name: text for name, text in draft.failing.items() if name not in written}
         if written and lacking:
@@ -418,10 +423,9 @@ def _capped(site: Site, _: Draft) -> Iterator[Change]:
     """An exponent stays within what an interval can hold."""
     parsed = site.parsed
     for power in parsed.tree.find_all(exp.Pow):
-        part = power.find_ancestor(exp.EQ)
-        if isinstance(power.expression, exp.Least) or part is None:
+        if isinstance(power.expression, exp.Least):
             continue
-        span = parsed.span(part)
+        span = parsed.span(power)
         words = parsed.words(span)
         if "^" not in words:
             continue
@@ -465,6 +469,13 @@ def _exact(site: Site, _: Draft) -> Iterator[Change]:
     real = rewritten(parsed.text, r"\bnow\(\)", "clock_timestamp()")
     if site.block == "fail" and real:
         yield Change("clock_timestamp() instead of now()", real)
+
+
+def _zoned(site: Site, _: Draft) -> Iterator[Change]:
+    """A point in time keeps its zone."""
+    cast = r"(?i)::\s*timestamp\b(?!\s*(\(\d\)\s*)?with\b)(\s*\(\d\))?(\s+without\s+time\s+zone)?"
+    if dropped := rewritten(site.parsed.text, cast, ""):
+        yield Change("::timestamp dropped", dropped)
 
 
 def _inserted(site: Site, draft: Draft) -> Iterator[Change]:
@@ -569,7 +580,12 @@ _LOST = "stale-recovery no-starvation no-lost-job retry-given"
 TWICE = "single-claim fencing live-lease final-state crash-safe retry-given concurrency-limit"
 
 FORMS: Sequence[Form] = (
-    Form(_locked, f"{TWICE} non-blocking no-deadlock no-starvation isolation"),
+    # Who ends a job that it holds does not pass by it.
+    Form(
+        _locked,
+        f"{TWICE} non-blocking no-deadlock no-starvation isolation",
+        "claim complete_and_claim recover promote cleanup",
+    ),
     Form(_read_first, "non-blocking no-deadlock", "claim recover promote cleanup"),
     Form(_as_others, f"{TWICE} stale-recovery backoff no-lost-job"),
     Form(_asked_again, f"{TWICE} no-lost-job stale-recovery backoff retry-bound"),
@@ -593,6 +609,7 @@ FORMS: Sequence[Form] = (
     Form(_in_one_order, "no-deadlock", "complete_many cleanup recover"),
     Form(_capped, "backoff no-lost-job"),
     Form(_short, "backoff", "fail"),
+    Form(_zoned, "server-clock backoff not-early live-lease stale-recovery"),
     Form(_exact, "not-early backoff live-lease stale-recovery server-clock"),
     Form(_inserted, "not-early order routing retry-bound retry-given", "enqueue"),
     Form(_unlocked, "non-blocking pooler-safe no-deadlock"),
