@@ -70,20 +70,13 @@ _DEFECT = re.compile(r"-- breaks: ([\w-]+)\n")
 
 @dataclass(frozen=True)
 class Row:
-    """One queue of the matrix.
+    """One queue of the matrix."""
 
-    Attributes:
-        name: Its path in strategies/, without `.sql`.
-        card: What was found.
-        defect: The guarantee that was broken in it on purpose; empty in most.
-        peer: What it says of itself, where it is somebody else's.
-        links: Guarantee id to the place of its first story, from the matrix.
-    """
-
-    name: str
-    card: Card
-    defect: str = ""
-    peer: Peer | None = None
+    name: str  # its path in strategies/, without `.sql`
+    card: Card  # what was found
+    defect: str = ""  # the guarantee that was broken in it on purpose; empty in most
+    peer: Peer | None = None  # what it says of itself, where it is somebody else's
+    # Guarantee id to the place of its first story, from the matrix
     links: Mapping[str, str] = field(default_factory=dict)
 
     @property

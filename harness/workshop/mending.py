@@ -30,29 +30,17 @@ PROFILE = "quick"
 
 @dataclass(frozen=True)
 class Row:
-    """The result for one queue.
+    """The result for one queue."""
 
-    Attributes:
-        name: Its file's stem.
-        broken: What a check found broken.
-        mended: What holds after the change.
-        what: The change, in words.
-        lines: How many lines it changes.
-        tried: Candidates.
-        seconds: For the search and the check of the mended queue by everything.
-        left: What could not be mended, and why.
-        checked: How many guarantees the mended queue was asked for; 0 where there is none.
-    """
-
-    name: str
-    broken: Sequence[str]
-    mended: Sequence[str]
-    what: Sequence[str]
-    lines: int
-    tried: int
-    seconds: float
-    left: Mapping[str, str]
-    checked: int
+    name: str  # its file's stem
+    broken: Sequence[str]  # what a check found broken
+    mended: Sequence[str]  # what holds after the change
+    what: Sequence[str]  # the change, in words
+    lines: int  # how many lines it changes
+    tried: int  # candidates
+    seconds: float  # for the search and the check of the mended queue by everything
+    left: Mapping[str, str]  # what could not be mended, and why
+    checked: int  # how many guarantees the mended queue was asked for; 0 where there is none
 
 
 def measure(name: str, jobs: int) -> Row:

@@ -78,21 +78,13 @@ _PROGRAM = Program(
 
 
 class Speed(NamedTuple):
-    """The measured speed of one program.
+    """The measured speed of one program."""
 
-    Attributes:
-        permutations: How many it has.
-        waits: In how many of them a session waits.
-        steps: Permutations per second by the scheduler, the best round, the same work.
-        whole: The same, the queue drained and the history judged after each.
-        isolationtester: Permutations per second, the best round.
-    """
-
-    permutations: int
-    waits: int
-    steps: float
-    whole: float
-    isolationtester: float
+    permutations: int  # how many it has
+    waits: int  # in how many of them a session waits
+    steps: float  # permutations per second by the scheduler, the best round, the same work
+    whole: float  # the same, the queue drained and the history judged after each
+    isolationtester: float  # permutations per second, the best round
 
 
 class _StepsOnly(Runner):

@@ -20,15 +20,10 @@ Verdict: TypeAlias = Literal["holds", "broken", "inconclusive", "not-offered", "
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A line of the queue under test.
+    """A line of the queue under test."""
 
-    Attributes:
-        file: As the user named it.
-        line: From 1.
-    """
-
-    file: str
-    line: int
+    file: str  # as the user named it
+    line: int  # from 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,22 +112,16 @@ def _written(judgement: Judgement) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class MutantJudgement:
-    """The judgement on one defect that was planted in the queue's own SQL.
+    """The judgement on one defect that was planted in the queue's own SQL."""
 
-    Attributes:
-        name: Of the mutant: `claim: SKIP LOCKED dropped`.
-        verdict: `equivalent` where it is known that the change cannot matter; `unjudged` where
-            nothing found it, but not every guarantee was asked.
-        by: The guarantee that killed it; None where none did, or where it does not even work.
-        reason: One sentence.
-        change: The lines that differ, each with its sign.
-    """
-
-    name: str
+    name: str  # of the mutant: `claim: SKIP LOCKED dropped`
+    # `equivalent` where it is known that the change cannot matter; `unjudged` where nothing found
+    # it, but not every guarantee was asked
     verdict: Literal["killed", "survived", "equivalent", "unjudged"]
+    # The guarantee that killed it; None where none did, or where it does not even work
     by: str | None
-    reason: str
-    change: str
+    reason: str  # one sentence
+    change: str  # the lines that differ, each with its sign
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,25 +227,16 @@ class Card:
 
 @dataclass(frozen=True, slots=True)
 class Mended:
-    """The result of a search for a remedy of the guarantees that were broken.
+    """The result of a search for a remedy of the guarantees that were broken."""
 
-    Attributes:
-        diff: From the user's file to the mended one, as `git apply` takes it; or nothing.
-        what: Each change, in words.
-        lines: How many lines they change.
-        mended: The guarantees that hold now.
-        left: Those that do not, and why.
-        tried: Candidates.
-        card: Of the mended queue, checked by everything; None where nothing was mended, or where
-            the search was interrupted before that check had passed.
-    """
-
-    diff: str
-    what: Sequence[str]
-    lines: int
-    mended: Sequence[str]
-    left: Mapping[str, str]
-    tried: int
+    diff: str  # from the user's file to the mended one, as `git apply` takes it; or nothing
+    what: Sequence[str]  # each change, in words
+    lines: int  # how many lines they change
+    mended: Sequence[str]  # the guarantees that hold now
+    left: Mapping[str, str]  # those that do not, and why
+    tried: int  # candidates
+    # Of the mended queue, checked by everything; None where nothing was mended, or where the search
+    # was interrupted before that check had passed
     card: Card | None
 
 

@@ -35,24 +35,17 @@ class _Line(NamedTuple):
 
 @dataclass(slots=True)
 class _Drawing:
-    """A drawing in the making.
-
-    Attributes:
-        link: What the addresses of statements begin with; nothing where they have none.
-        y: How far it has come.
-        below: What is covered by the rest.
-        bars: The operations that are open, or stretches of them: each one's top and kind.
-        gone: Since when an actor's worker is no more.
-    """
+    """A drawing in the making."""
 
     columns: Sequence[str]
     width: float
-    link: str
-    y: float = 40
-    below: list[ET.Element] = field(default_factory=list)
+    link: str  # what the addresses of statements begin with; nothing where they have none
+    y: float = 40  # how far it has come
+    below: list[ET.Element] = field(default_factory=list)  # what is covered by the rest
     above: list[ET.Element] = field(default_factory=list)
+    # The operations that are open, or stretches of them: each one's top and kind
     bars: dict[str, tuple[float, str]] = field(default_factory=dict)
-    gone: dict[str, float] = field(default_factory=dict)
+    gone: dict[str, float] = field(default_factory=dict)  # since when an actor's worker is no more
 
     @property
     def across(self) -> float:

@@ -39,78 +39,51 @@ _BEGINS = {"BEGIN": True, "START": True} | dict.fromkeys(("COMMIT", "END", "ROLL
 
 @dataclass(frozen=True, slots=True)
 class Enqueued:
-    """A job that stood in the queue before anything else happened.
-
-    Attributes:
-        priority: The higher, the sooner.
-        delay: Seconds that it must wait.
-        bound: Most attempts, None where the queue promises no bound.
-        queue: Where it stands; nothing where there is one queue.
-        payload: Of which kind its payload is.
-        joined: Whether it was enqueued in one transaction with others.
-        statements: The numbers of those that enqueued it, where it is no job like all others: what
-            came of its priority or its delay may be their doing.
-    """
+    """A job that stood in the queue before anything else happened."""
 
     job: str
-    priority: int
-    delay: float
-    bound: int | None
-    queue: str = ""
-    payload: PayloadKind = ""
-    joined: bool = False
+    priority: int  # the higher, the sooner
+    delay: float  # seconds that it must wait
+    bound: int | None  # most attempts, None where the queue promises no bound
+    queue: str = ""  # where it stands; nothing where there is one queue
+    payload: PayloadKind = ""  # of which kind its payload is
+    joined: bool = False  # whether it was enqueued in one transaction with others
+    # The numbers of those that enqueued it, where it is no job like all others: what came of its
+    # priority or its delay may be their doing
     statements: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Claimed:
-    """One of several claims of a job by the same worker.
+    """One of several claims of a job by the same worker."""
 
-    Attributes:
-        number: Its place among them, from 1; 0 where the worker has claimed the job once.
-        known: What the claim was answered about the job: its attempt, if the queue tells it.
-    """
-
-    number: int
-    known: str = ""
+    number: int  # its place among them, from 1; 0 where the worker has claimed the job once
+    known: str = ""  # what the claim was answered about the job: its attempt, if the queue tells it
 
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """An operation began.
-
-    Attributes:
-        limit: Most jobs that a claim may take.
-        jobs: Those that it names.
-        delay: Seconds that an enqueued job must wait.
-        claims: For each job which of its worker's claims of it is meant, where there are several.
-        queue: Where it enqueues, or claims from; nothing where there is one queue.
-        payload: Of which kind an enqueued job's payload is.
-    """
+    """An operation began."""
 
     operation: str
-    limit: int
-    jobs: tuple[str, ...]
-    delay: float
+    limit: int  # most jobs that a claim may take
+    jobs: tuple[str, ...]  # those that it names
+    delay: float  # seconds that an enqueued job must wait
+    # For each job which of its worker's claims of it is meant, where there are several
     claims: tuple[Claimed, ...] = ()
-    queue: str = ""
-    payload: PayloadKind = ""
+    queue: str = ""  # where it enqueues, or claims from; nothing where there is one queue
+    payload: PayloadKind = ""  # of which kind an enqueued job's payload is
 
 
 @dataclass(frozen=True, slots=True)
 class Sent:
-    """A statement was sent.
+    """A statement was sent."""
 
-    Attributes:
-        statement: Its position among the story's statements.
-        bound: The parameters that a client bound to it, as (number, value).
-        read: The jobs that it answered, where the operation went on with another statement.
-    """
-
-    statement: int
+    statement: int  # its position among the story's statements
     beginning: str
+    # The parameters that a client bound to it, as (number, value)
     bound: tuple[tuple[str, str], ...]
-    read: str = ""
+    read: str = ""  # the jobs that it answered, where the operation went on with another statement
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,32 +103,24 @@ class Passed:
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """Anything else that happened.
+    """Anything else that happened."""
 
-    Attributes:
-        kind: What; `uncommitted`: somebody else acts before the COMMIT.
-        about: The connection, who is waited for, or the gate it stops at; of a crash that cuts an
-            operation short: whether its last statement was `committed` or is `undone`.
-        statement: That statement's position among the story's.
-    """
-
+    # What; `uncommitted`: somebody else acts before the COMMIT
     kind: Literal[
         "connection", "commit", "uncommitted", "waits", "stops", "goes on", "rewrite", "crash"
     ]
+    # The connection, who is waited for, or the gate it stops at; of a crash that cuts an operation
+    # short: whether its last statement was `committed` or is `undone`
     about: str = ""
-    statement: int = 0
+    statement: int = 0  # that statement's position among the story's
 
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """One of `FAULTS` happened.
-
-    Attributes:
-        about: The worker that it happened to; nothing where it was the server.
-    """
+    """One of `FAULTS` happened."""
 
     kind: FaultKind
-    about: str
+    about: str  # the worker that it happened to; nothing where it was the server
 
 
 Fact: TypeAlias = Asked | Sent | Answered | Passed | Event | Fault
@@ -174,64 +139,41 @@ class Moment:
     """An operation, as far as nobody acts meanwhile; or what an actor does apart from any.
 
     What the drainer does without the clock in between is one.
-
-    Attributes:
-        actor: Who acts; nobody where the clock moves.
-        begins: Whether its operation begins here.
-        ends: Whether nothing of it is left to be done.
-        raced: Whether somebody else's operation is open meanwhile.
     """
 
-    actor: str
+    actor: str  # who acts; nobody where the clock moves
     facts: tuple[Fact, ...]
-    begins: bool
-    ends: bool
-    raced: bool
+    begins: bool  # whether its operation begins here
+    ends: bool  # whether nothing of it is left to be done
+    raced: bool  # whether somebody else's operation is open meanwhile
 
 
 @dataclass(frozen=True, slots=True)
 class AllowedWait:
-    """A claim that waits, and breaks nothing by that.
-
-    Attributes:
-        rival: Whose claim takes the same job; nothing where an old snapshot makes it wait.
-    """
+    """A claim that waits, and breaks nothing by that."""
 
     actor: str
-    rival: str = ""
+    rival: str = ""  # whose claim takes the same job; nothing where an old snapshot makes it wait
     job: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Story:
-    """The course of a run, up to what broke a guarantee; its long ids are numbers.
+    """The course of a run, up to what broke a guarantee; its long ids are numbers."""
 
-    Attributes:
-        guarantee: The id of the guarantee that it counts under.
-        broken: The sentence that says which rule was broken, and how.
-        before: The jobs that it begins with.
-        conditions: Under what it happened.
-        allowed: Waits that are no breach, where that is not plain to see.
-        statements: The SQL that was sent, each once.
-        cause: The operation whose answer broke it.
-        alone: Whether nobody but the worker itself is hurt.
-        cast: Who runs which version, where there are two.
-        functions: The definitions of the queue's functions that its statements call.
-        lease: Seconds that one lasts; None where the queue declares none.
-    """
-
-    guarantee: str
-    broken: str
-    before: tuple[Enqueued, ...]
-    conditions: Conditions
+    guarantee: str  # the id of the guarantee that it counts under
+    broken: str  # the sentence that says which rule was broken, and how
+    before: tuple[Enqueued, ...]  # the jobs that it begins with
+    conditions: Conditions  # under what it happened
     turns: tuple[Turn, ...]
-    allowed: tuple[AllowedWait, ...]
-    statements: tuple[str, ...]
-    cause: str = ""
-    alone: bool = False
-    cast: str = ""
+    allowed: tuple[AllowedWait, ...]  # waits that are no breach, where that is not plain to see
+    statements: tuple[str, ...]  # the SQL that was sent, each once
+    cause: str = ""  # the operation whose answer broke it
+    alone: bool = False  # whether nobody but the worker itself is hurt
+    cast: str = ""  # who runs which version, where there are two
+    # The definitions of the queue's functions that its statements call
     functions: tuple[str, ...] = ()
-    lease: float | None = None
+    lease: float | None = None  # seconds that one lasts; None where the queue declares none
 
     @property
     def moments(self) -> list[Moment]:
@@ -260,28 +202,20 @@ class Story:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A part of an account.
+    """A part of an account."""
 
-    Attributes:
-        kind: Prose, or what keeps its lines: SQL, a plan of PostgreSQL's, figures.
-        head: What stands above it.
-    """
-
+    # Prose, or what keeps its lines: SQL, a plan of PostgreSQL's, figures
     kind: Literal["prose", "sql", "plan", "figures"]
     text: str
-    head: str = ""
+    head: str = ""  # what stands above it
 
 
 @dataclass(frozen=True, slots=True)
 class Account:
-    """A broken guarantee where no order of steps tells how: it was measured, or seen.
-
-    Attributes:
-        parts: In their order, how it is broken first.
-    """
+    """A broken guarantee where no order of steps tells how: it was measured, or seen."""
 
     guarantee: str
-    parts: tuple[Part, ...]
+    parts: tuple[Part, ...]  # in their order, how it is broken first
 
 
 Told: TypeAlias = Story | Account

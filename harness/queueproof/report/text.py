@@ -411,16 +411,11 @@ def _several(names: Sequence[str]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Passage:
-    """Moments that come several times, one after the other; most come once.
+    """Moments that come several times, one after the other; most come once."""
 
-    Attributes:
-        first: The number of the first moment, from 1.
-        moments: All of them, in their order.
-    """
-
-    first: int
+    first: int  # the number of the first moment, from 1
     times: int
-    moments: tuple[Moment, ...]
+    moments: tuple[Moment, ...]  # all of them, in their order
 
     @property
     def number(self) -> str:
