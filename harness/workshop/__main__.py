@@ -72,9 +72,8 @@ LINKS = (
 def plan(queues: dict[str, Loaded], others: Sequence[Loaded] = (), *, quick: bool) -> list[Group]:
     """Every queue by batch size at 4 workers, the fastest by workers too, and the convoy at 16.
 
-    Args:
-        queues: The strategies by name, the reference first, and the limit.
-        quick: Whether to measure little, to see that it works.
+    Queues are the strategies by name, the reference first, and the limit. `quick` measures little,
+    to see that it works.
     """
     batches = (10,) if quick else (1, 10, 100)
     fastest = tuple(queues[name] for name in FASTEST)

@@ -184,15 +184,10 @@ def examine(
 ) -> Iterator[Row | Failure]:
     """Check queues by every guarantee, each in the order of its end.
 
-    Args:
-        names: Their paths in `directory`, without `.sql`, or keys of `PROGRAMS`.
-        directory: Where strategies/ is.
-        kept: A directory of cards. One that was made from the very same is not made again: so
-            what was interrupted goes on where it ended.
-
-    Raises:
-        QueueproofError: The remarks on somebody else's queue are missing, cannot be read, or are
-            about another version than the one that is installed.
+    Names are paths in `directory`, which is strategies/, without `.sql`, or keys of `PROGRAMS`.
+    A card in `kept` that was made from the very same is not made again: so what was interrupted
+    goes on where it ended. QueueproofError: the remarks on somebody else's queue are missing,
+    cannot be read, or are about another version than the one that is installed.
     """
     said = _said(names, directory)
     state = _state(directory, postgres) if kept else ""
@@ -337,10 +332,8 @@ def render(
 ) -> str:
     """A page of verdicts as Markdown.
 
-    Args:
-        pooler: The PgBouncer that `pooler-safe` was asked with; empty where it was not there.
-        page: `conformance`, `controls` for the queues that the checks are tested by, or `stories`
-            for how real libraries break.
+    It is `conformance`, `controls` for the queues that the checks are tested by, or `stories` for
+    how real libraries break. `pooler-safe` was asked with the pooler, where it was there.
     """
     rows = list(rows)
     environment = Environment(
@@ -439,12 +432,8 @@ def recorded(
 ) -> list[Row]:
     """Queues as an earlier run has found them: their verdicts, and a sentence for each story.
 
-    Args:
-        postgres: The server that the other queues of the page were judged on.
-        pooler: The PgBouncer that they were judged through.
-
-    Raises:
-        QueueproofError: One has no verdicts there, or they are another server's.
+    QueueproofError: one has no verdicts there, or they are of another server or PgBouncer than the
+    other queues of the page.
     """
     try:
         where, judged = _known(results)
@@ -488,11 +477,8 @@ def write(
 ) -> None:
     """Write the matrix, its data and the stories; stories of what no longer breaks go.
 
-    What stands there of a queue that could not be judged stays, and the page says so.
-
-    Args:
-        rows: In the order of the page.
-        beside: The names of rows that an earlier run has judged, so that their stories stay.
+    What stands there of a queue that could not be judged stays, and the page says so. Rows are in
+    the order of the page; stories of those `beside`, which an earlier run has judged, stay.
     """
     results.mkdir(parents=True, exist_ok=True)
     failed = [one.name for one in failures]

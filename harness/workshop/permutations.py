@@ -95,11 +95,7 @@ class _StepsOnly(Runner):
 
 
 def find_isolationtester() -> Path:
-    """The isolationtester that comes with the embedded server.
-
-    Raises:
-        ServerUnavailableError: There is none.
-    """
+    """The isolationtester that comes with the embedded server."""
     folder = find_embedded("").directory.parent / "lib/postgresql/pgxs/src/test/isolation"
     program = folder / "isolationtester"
     if not program.exists():
@@ -108,11 +104,9 @@ def find_isolationtester() -> Path:
 
 
 def measure(server: Server, *, blocking: bool, rounds: int = ROUNDS, times: int = TIMES) -> Speed:
-    """Run every permutation with both, in turn.
+    """Run every permutation with both, in turn, so many times in a round.
 
-    Args:
-        blocking: Whether the sessions update one row that they share.
-        times: How often a round runs each permutation.
+    `blocking`: the sessions update one row that they share.
     """
     update = _COUNT if blocking else ""
     queue = load_text(_QUEUE.format(schema=_SCHEMA, update=update), "permutations.sql")

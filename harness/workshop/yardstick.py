@@ -55,11 +55,7 @@ _DONE = re.compile(r"^number of transactions actually processed: (\d+)", re.MULT
 def compared(
     ground: Ground, queue: SqlFileQueue, shape: Shape, *, rounds: int = ROUNDS, jobs: int = JOBS
 ) -> list[tuple[float, float]]:
-    """Jobs/s of the harness and of pgbench, round by round.
-
-    Raises:
-        QueueError: pgbench cannot run it, or one of them failed.
-    """
+    """Jobs/s of the harness and of pgbench, round by round; QueueError: pgbench cannot run it."""
     ground.apart = True  # as pgbench, which cannot hand a batch on
     found = []
     for number in range(rounds):
@@ -74,12 +70,7 @@ def compared(
 
 
 def pgbench(ground: Ground, queue: SqlFileQueue, shape: Shape, jobs: int) -> float | None:
-    """Jobs/s of pgbench on the queue's own SQL; None where it cannot run that.
-
-    Raises:
-        QueueError: It failed.
-        ServerUnavailableError: There is no pgbench.
-    """
+    """Jobs/s of pgbench on the queue's own SQL; None where it cannot run that."""
     spare = shape.batch * shape.workers
     claims = max(1, jobs // spare)
     compiled, _ = ground.install(queue, shape, int(claims * spare * SPARE) + spare)
@@ -90,11 +81,7 @@ def pgbench(ground: Ground, queue: SqlFileQueue, shape: Shape, jobs: int) -> flo
 
 
 def _pgbench_of(server: Server) -> Path:
-    """The server's own pgbench, the one on PATH, or the embedded server's.
-
-    Raises:
-        ServerUnavailableError: There is none, for the embedded server is not installed.
-    """
+    """The server's own pgbench, the one on PATH, or the embedded server's."""
     if server.bin_directory is not None and (server.bin_directory / "pgbench").exists():
         return server.bin_directory / "pgbench"
     if found := shutil.which("pgbench"):
@@ -131,11 +118,7 @@ def _as_with(text: str, name: str) -> str:
 
 
 def _rate(ground: Ground, text: str, compiled: Load, *, workers: int, claims: int) -> float:
-    """Run a script, with so many claims of each client; transactions/s, without the connecting.
-
-    Raises:
-        QueueError: It failed, or did not end.
-    """
+    """Run a script, with so many claims of each client; transactions/s, without the connecting."""
     known = {
         name: value.decode()
         for name, value in {**compiled.constants, "worker": WORKER.encode()}.items()

@@ -117,10 +117,7 @@ def measure(
     Within a round the queues of a group follow each other under the same load, each time
     beginning with another one, so that a machine that slows down slows all of them. With 0 rounds
     only counters are read; `endure` is seconds of each phase of endurance, without rounds.
-
-    Raises:
-        QueueError: A queue cannot be measured; the message says why.
-        BenchError: A number is out of range.
+    A QueueError says why a queue cannot be measured, a BenchError which number is out of range.
     """
     rounds = 0 if endure else rounds
     refuse_plan(plan, setting, rounds=rounds, endure=endure)

@@ -86,8 +86,7 @@ class Ground(ExitStack):
     def prepare(self, queue: Loaded, shape: Shape, jobs: int) -> Prepared:
         """Install a queue anew, put jobs in, vacuum, and let the workers get ready.
 
-        Raises:
-            QueueError: The queue has no such claim, or the server rejected its SQL.
+        QueueError: the queue has no such claim, or the server rejected its SQL.
         """
         pace = self.pace
         if isinstance(queue, WorkerQueue):  # whose workers are programs, started anew

@@ -55,14 +55,8 @@ def compare(
     Each round measures both, in an order drawn by lot. `decide` says when there are enough.
 
     The same queue twice shows what the machine's noise does. A rate has no place in the setting;
-    the seed is of the order within the rounds, and of the bootstrap.
-
-    Returns:
-        A report with both queues' rounds, and the finding in `method["comparison"]`.
-
-    Raises:
-        QueueError: One of the queues cannot be measured; the message says why.
-        BenchError: There are not two queues, or a number is out of range.
+    the seed is of the order within the rounds, and of the bootstrap. The finding is in the report's
+    `method["comparison"]`. Errors are those of `measure`, and a BenchError without two queues.
     """
     shape, queues = plan
     if len(queues) != 2:  # noqa: PLR2004

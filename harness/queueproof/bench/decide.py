@@ -59,10 +59,8 @@ class Rule:
     def look(self, ratios: Sequence[float], *, last: bool = False) -> Finding | None:
         """Look at the rounds where one is planned; None where there is none, or more are needed.
 
-        Args:
-            ratios: The second queue's jobs/s divided by the first one's, by round.
-            last: Whether there will be no more rounds. A look is left then, unless one was just
-                taken: the plan's next one, which comes early.
+        Ratios are the second queue's jobs/s divided by the first one's, by round. At the `last` a
+        look is left, unless one was just taken: the plan's next one, which comes early.
         """
         planned = len(ratios) in self.looks
         self._taken += planned or last

@@ -102,11 +102,8 @@ def literal_limit(text: str, limit: int) -> str:
 def compile_queue(queue: SqlFileQueue, pgconn: PGconn, shape: Shape) -> Load:
     """Compile a queue for a load.
 
-    Where it is installed, statements are prepared to learn their types, and dropped.
-
-    Raises:
-        QueueError: The queue has no such claim, the server rejected a statement, or an answer lacks
-            a column.
+    Where it is installed, statements are prepared to learn their types, and dropped. QueueError:
+    it has no such claim, the server rejected a statement, or an answer lacks a column.
     """
     if reason := why_not(queue, shape):
         raise QueueError(reason)

@@ -77,10 +77,8 @@ class Pool:
     def work(self, seconds: float, tick: Callable[[], None]) -> tuple[float, list[Tally]]:
         """Let the prepared workers go, and wait until all have ended; `tick` is called meanwhile.
 
-        They claim no more after so many seconds, and end before if the jobs are done.
-
-        Returns:
-            When the measurement began, by `time.monotonic`, and what each did.
+        They claim no more after so many seconds, and end before if the jobs are done. Returned is
+        when the measurement began, by `time.monotonic`, and what each did.
         """
         warm_up = self._load.warm_up
         began = time.monotonic() + warm_up

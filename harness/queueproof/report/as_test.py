@@ -16,10 +16,7 @@ def to_test(
     """A story as a pytest test that fails while the queue tells it.
 
     A mended queue sends other statements, for which the story's schedule means nothing: the test
-    holds the program, and asks for all its interleavings.
-
-    Args:
-        queue: The queue as a Python expression, `Path(__file__)` at hand.
+    holds the program, and asks for all its interleavings. The queue is a Python expression.
     """
     told = f"{story}\n\nTold by: {command}\n".replace("\\", "\\\\").replace('"""', r"\"\"\"")
     program = {"program": Program.from_data(data["program"])} if "program" in data else {}

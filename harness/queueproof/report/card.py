@@ -249,8 +249,7 @@ def worst_first(judgement: Judgement) -> int:
 def together(cards: Sequence[Card]) -> Card:
     """The card of a queue that was judged in several ways: of each guarantee the worst verdict.
 
-    Args:
-        cards: Of the same guarantees, in the same order.
+    The cards are of the same guarantees, in the same order.
     """
     judgements = [
         replace(min(found, key=worst_first), seconds=sum(one.seconds for one in found))

@@ -30,14 +30,9 @@ def from_data(data: object) -> Told:
 
 
 def read(kind: Any, data: Any) -> Any:  # noqa: ANN401 - types, and what JSON holds
-    """A value of a type, from its data; keys that the type does not know are left out.
+    """A value of a type, from what `json` reads; keys that the type does not know are left out.
 
-    Args:
-        kind: A dataclass, or what its fields are annotated with.
-        data: As `json` reads it.
-
-    Raises:
-        ValueError: The data are of another type.
+    The type is a dataclass, or what its fields are annotated with; ValueError: the data's is not.
     """
     parts = get_args(kind)
     match get_origin(kind):

@@ -74,11 +74,7 @@ class _Drawing:
             self.below.append(_element("rect", place | size))
 
     def open(self, actor: str, y: float, kind: str) -> None:
-        """Begin a stretch of an operation, where the one before ends.
-
-        Args:
-            kind: `busy`; `open` while others act; `wait` for a lock.
-        """
+        """Begin a stretch, where the one before ends: `busy`, `open` while others act, `wait`."""
         self.close(actor, y)
         self.bars[actor] = y, kind
 
@@ -91,9 +87,7 @@ class _Drawing:
 def draw(story: Story, link: str = "") -> str:
     """A story as an SVG element, to stand in a page with `STYLE`.
 
-    Args:
-        link: What the addresses of its statements begin with, `#` and the letter left out;
-            nothing where they are not to be links.
+    Its statements are links to `#`, `link` and the letter; without a `link` they are none.
     """
     found = list(passages(story))
     single = {m.actor for one in found if one.times == 1 for m in one.moments}

@@ -79,18 +79,13 @@ class _SpecSession:
 def to_spec(failure: Failure, lab: Lab, *, guarantee: str, command: str, name: str) -> str:
     """A story as an isolationtester spec, to be run on an empty database.
 
-    Raises:
-        QueueproofError: A spec cannot express it; the message says why.
+    A QueueproofError says why a spec cannot express it.
     """
     return _Spec(failure, lab).text(guarantee, command, name)
 
 
 def refuse_varying(failure: Failure, again: Failure) -> None:
-    """Make sure that a second run of the same story sent the same.
-
-    Raises:
-        QueueproofError: It did not: a spec holds literals, and has no variables.
-    """
+    """QueueproofError where a second run of a story sent other values: a spec holds literals."""
     for beat, other in zip(_exported(failure), _exported(again), strict=False):
         if beat.step is None and other.step is None:
             continue

@@ -24,11 +24,7 @@ _ILLEGAL = re.compile(r"[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
 
 def filled_in(form: str, **facts: object) -> str:
-    """A template with its facts.
-
-    Args:
-        form: The name of its file; what stands in HTML, SVG and XML is escaped.
-    """
+    """A template, by the name of its file, with its facts; HTML, SVG and XML escape them."""
     return _FORMS.get_template(form).render(facts)
 
 

@@ -24,8 +24,7 @@ _MARKS = {
 def commands(card: Card, root: str = "") -> Iterator[str]:
     """The workflow commands that put each break at its line.
 
-    Args:
-        root: The directory that holds the checkout: GitHub knows files by their place in it.
+    GitHub knows files by their place in the root, the directory that holds the checkout.
     """
     file = Place(card.queue, 1) if Path(card.queue).is_file() else None
     for judgement in card.guarantees:
@@ -63,8 +62,7 @@ def _property(text: str) -> str:
 def to_summary(card: Card, replay: str) -> str:
     """The card as Markdown: a table, and each story of what is broken.
 
-    Args:
-        replay: The command that replays a story, up to its token.
+    `replay` is the command that replays one, up to its token.
     """
     broken = [one for one in card.guarantees if one.verdict == "broken"]
     stories = [(one.id, story) for one in broken for story in one.stories]

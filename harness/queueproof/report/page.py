@@ -51,9 +51,8 @@ def to_page(
 ) -> str:
     """A page without scripts, that takes nothing from the network.
 
-    Args:
-        replay: The command that replays a story, up to its token; None: told by the card's queue.
-        matrices: Verdicts without their stories, each with the name of its file.
+    `replay` is the command that replays a story, up to its token; None: told by the card's queue.
+    Matrices are verdicts without their stories, each with the name of its file.
     """
     return filled_in(
         "page.html",
@@ -125,11 +124,7 @@ def statements(story: Story) -> list[tuple[str, str, str]]:
 
 
 def read_card(written: str) -> Card:
-    """Read a card.json.
-
-    Raises:
-        QueueproofError: It is something else, or was written by a version that knew more.
-    """
+    """Read a card.json; QueueproofError: it is none, or was written by a version that knew more."""
     try:
         found = json.loads(written)
         if found.get("schema", SCHEMA) > SCHEMA:

@@ -47,11 +47,7 @@ class _Columns(TableElement):
 
 
 class Page(Markdown):
-    """A page of Markdown.
-
-    Args:
-        names: Headings of columns that say what a row is about, where they stand first.
-    """
+    """A page of Markdown; `names` are headings of columns that say what a row is about."""
 
     elements = {**Markdown.elements, "table_open": _Columns}  # noqa: RUF012 - as rich has it
 

@@ -232,11 +232,7 @@ def is_event(fact: Fact, *kinds: str) -> bool:
 
 
 def _by_operation(facts: Sequence[Fact], *, alone: bool) -> Iterator[tuple[Fact, ...]]:
-    """The facts of a turn, what stands apart from operations by itself.
-
-    Args:
-        alone: Whether each operation stands by itself, too.
-    """
+    """The facts of a turn, what stands apart from operations by itself; `alone`: each of them."""
     found: list[Fact] = []
     for fact in facts:
         apart = isinstance(fact, Passed | Fault) or is_event(fact, "crash", "rewrite")
@@ -348,11 +344,7 @@ def _duration(wait: RetryWait) -> str:
 def tell(
     run: Run, violation: Violation, conditions: Conditions = PLAIN, name: str | None = None
 ) -> Story:
-    """The story of a run.
-
-    Args:
-        name: The guarantee that it counts under, where that is another than the violation's.
-    """
+    """The story of a run; `name` is the guarantee, if it counts under another than was violated."""
     calls = run.history.calls
     beats = _relevant(run.trace, calls, violation)
     shortened = _shortening(calls)
@@ -416,12 +408,7 @@ def _enqueued(calls: Sequence[Call]) -> list[str]:
 
 
 class _Turns:
-    """A trace on its way to turns.
-
-    Args:
-        alone: Whether nobody acts but the drainer, of whose statements only a recovery's that took
-            jobs back are of interest otherwise.
-    """
+    """A trace on its way to turns."""
 
     def __init__(
         self, calls: Sequence[Call], shortened: Callable[[str], str], *, alone: bool
@@ -430,6 +417,8 @@ class _Turns:
         self.statements: dict[str, int] = {}
         self._calls = calls
         self._shortened = shortened
+        # Nobody acts but the drainer, of whose statements only a recovery's that took jobs back are
+        # of interest otherwise.
         self._alone = alone
         self._uncommitted = False  # what the last turn has done
         self._known: dict[int, str] = {}  # of the job of a claim, by its call

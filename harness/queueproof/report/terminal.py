@@ -52,11 +52,7 @@ class Output(Console):
             self.say(text)
 
     def markdown(self, text: str, names: Collection[str] = ()) -> None:
-        """Print Markdown: drawn on a terminal, as it is elsewhere.
-
-        Args:
-            names: Headings of columns that say what a row of a table is about.
-        """
+        """Print Markdown: drawn on a terminal, with `names` as of `Page`; as it is elsewhere."""
         if self.is_terminal:
             from queueproof.report.pages import Page  # noqa: PLC0415 - a card has none, and it takes 30 ms
 
@@ -70,8 +66,7 @@ def print_card(
 ) -> None:
     """Print the verdicts, and the stories of what broke.
 
-    Args:
-        aside: Tells why a story is not drawn for the width of the terminal.
+    `aside` tells why a story is not drawn for the width of the terminal.
     """
     told = [one for one in card.guarantees if not one.left_out]
     if out.is_terminal:
@@ -138,9 +133,8 @@ def print_remedy(out: Output, told: str, what: str = "it") -> None:
 def print_next(out: Output, guarantee: str, mend: str, *, fixed: bool = False) -> None:
     """Print the commands that go on from a break.
 
-    Args:
-        mend: The command that looks for a change that mends the queue; empty where none does.
-        fixed: Whether a change was tried for each break: a diff will come of that command.
+    `mend` looks for a change that mends the queue, and is empty where none does. `fixed`: a change
+    was tried for each break, so that a diff will come of it.
     """
     if mend:
         what = "Write a checked fix:" if fixed else "Search for a fix:"
@@ -153,11 +147,8 @@ def print_breaks(
 ) -> None:
     """Print what broke in a few lines, and what can be done about it.
 
-    Args:
-        replay: The command that replays a story, up to its name.
-        named: Whether that command knows the stories by their names; by their tokens otherwise.
-        mend: As for `print_next`.
-        fix: Whether to say how each is fixed: not where a change is looked for next.
+    `replay` is the command that replays a story, up to its name if it is `named`, else its token;
+    `mend` as for `print_next`. No `fix` is told of each where a change is looked for next.
     """
     breaks = card.breaks
     for name, (judgement, story) in breaks.items():
@@ -265,8 +256,7 @@ def print_mutants(out: Output, card: Card) -> None:
 def print_mended(out: Output, mended: Mended, profile: str, broken: Card) -> None:
     """Print the change that mends a queue with what it was verified by, and what is left.
 
-    Args:
-        broken: The card of the queue as it is.
+    `broken` is the queue's card as it is.
     """
     if mended.diff:
         lines = counted(mended.lines, "lines")
@@ -313,9 +303,7 @@ def print_whole(
 ) -> None:
     """Print the verdict of the whole: in one line, or in two where a terminal has no room for it.
 
-    Args:
-        note: What else has come of it.
-        fixing: Seconds of them that went into the search for fixes.
+    `note` is what else has come of it; `fixing` of the seconds went into the search for fixes.
     """
     found = (card.word, STYLES[card.word])
     unasked = len(CATALOGUE) - len(card.guarantees)

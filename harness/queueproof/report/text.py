@@ -129,10 +129,8 @@ def to_text(
 ) -> str:
     """A story, as it is read on a terminal.
 
-    Args:
-        width: Characters that a line may have, but for `NARROWEST`; SQL and plans keep theirs.
-        legend: Of the run, where the text stands among others; None: the text stands alone.
-        sql: Whether a story's SQL stands below its steps; else the caller shows it.
+    A line has so many characters, `NARROWEST` at least; SQL and plans keep theirs. The legend is
+    the run's, where the text stands among others. Without `sql` the caller shows that.
     """
     width = max(width, NARROWEST)
     guarantee, reason = CATALOGUE[told.guarantee], why(told)
@@ -179,12 +177,7 @@ def with_code(remedy: str) -> list[str]:
 
 
 def remedy(name: str, told: Told | None, offers: Collection[str] | None = None) -> str:
-    """The way to keep a guarantee, as far as the story and the queue tell what breaks it.
-
-    Args:
-        told: Its story, where there is one.
-        offers: The operations of the queue; None where they are not known.
-    """
+    """The way to keep a guarantee, as far as its story and the operations tell what breaks it."""
     guarantee = CATALOGUE[name]
     safe = guarantee.safe
     if guarantee.safe_alone and offers is not None and "recover" not in offers:
