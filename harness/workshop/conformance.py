@@ -25,7 +25,6 @@ from importlib.resources import as_file, files
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
 from rich.console import Console
 
 from queueproof.errors import Exit, QueueError, QueueproofError
@@ -37,6 +36,7 @@ from queueproof.postgres.pooler import MISSING, find_pgbouncer, version
 from queueproof.queues.sqlfile import load
 from queueproof.report.card import Card, Judgement, Verdict
 from queueproof.report.data import from_data, to_data
+from queueproof.report.forms import filled_in
 from queueproof.report.page import read_card
 from queueproof.report.story import Story
 from queueproof.report.terminal import summary
@@ -336,13 +336,6 @@ def render(
     how real libraries break. `pooler-safe` was asked with the pooler, where it was there.
     """
     rows = list(rows)
-    environment = Environment(
-        loader=PackageLoader("workshop", "."),
-        undefined=StrictUndefined,
-        autoescape=False,  # noqa: S701 - Markdown
-        keep_trailing_newline=True,
-        trim_blocks=True,
-    )
     others = [row for row in rows if row.peer is not None]
     planted = [row for row in rows if row.defect]
     real = [row for row in others if row.name in PROGRAMS]
@@ -354,7 +347,9 @@ def render(
     ]
     unknown = [one for one in breaks if one[2] and one[2].documented == "no"]
     breaks = [*unknown, *(one for one in breaks if one not in unknown)]
-    return environment.get_template(f"{page}.md.j2").render(
+    return filled_in(
+        f"{page}.md.j2",
+        "workshop",
         seed=SEED,
         pooler=pooler,
         failures=list(failures),

@@ -1,31 +1,36 @@
-"""Templates beside this module, filled in; a card as a badge and as JUnit XML."""
+"""Templates, filled in; a card as a badge and as JUnit XML."""
 
 from __future__ import annotations
 
 import re
 from collections import Counter
+from functools import cache
 
 from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescape
 
 from queueproof.guarantees.catalogue import CATALOGUE
 from queueproof.report.card import Card, Judgement, Verdict
 
-_FORMS = Environment(
-    loader=PackageLoader("queueproof.report", "."),
-    autoescape=select_autoescape(["html", "svg", "xml"]),
-    undefined=StrictUndefined,
-    keep_trailing_newline=True,
-    trim_blocks=True,
-    lstrip_blocks=True,
-)
 _COLOURS = {"holds": "#1a7f37", "broken": "#cf222e", "inconclusive": "#9a6700"}
 _LETTER = 6.6  # pixels
 _ILLEGAL = re.compile(r"[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")  # XML 1.0, 2.2
 
 
-def filled_in(form: str, **facts: object) -> str:
-    """A template, by the name of its file, with its facts; HTML, SVG and XML escape them."""
-    return _FORMS.get_template(form).render(facts)
+@cache
+def _forms(folder: str) -> Environment:
+    return Environment(
+        loader=PackageLoader(folder, "."),
+        autoescape=select_autoescape(["html", "svg", "xml"]),
+        undefined=StrictUndefined,
+        keep_trailing_newline=True,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+
+
+def filled_in(form: str, folder: str = "queueproof.report", /, **facts: object) -> str:
+    """A template, by its file in a package, with its facts; HTML, SVG and XML escape them."""
+    return _forms(folder).get_template(form).render(facts)
 
 
 def to_badge(card: Card) -> str:
