@@ -26,6 +26,14 @@ BROKEN = ROOT / "strategies" / "broken"
 LOG = ROOT / "results" / "mend.jsonl"
 PAGE = ROOT / "results" / "mend.md"
 PROFILE = "quick"
+INTRODUCTION = f"""\
+# What `queueproof mend` makes of the broken queues
+
+Made by `make mend`, seed 0: the guarantee that each queue breaks on purpose is judged with the \
+profile {PROFILE}, and mended. A mended queue has then passed a check by everything, with the same \
+profile. Seconds are of the search and of that check, on a machine that did other work as well: \
+they say which queues take long, and no more.
+"""
 
 
 @dataclass(frozen=True)
@@ -65,31 +73,18 @@ def measure(name: str, jobs: int) -> Row:
 def page(rows: Sequence[Row]) -> str:
     """The table, as Markdown."""
     whole = [row for row in rows if row.mended]
-    broken = [row for row in rows if row.broken]
-    lines = sorted(row.lines for row in whole)
-    seconds = sorted(row.seconds for row in rows)
+    broken = sum(bool(row.broken) for row in rows)
     total = len(list(BROKEN.glob("*.sql")))
     rest = " so far (`make mend` goes on with the others)" if len(rows) < total else ""
-    told = [
-        "# What `queueproof mend` makes of the broken queues",
-        "",
-        (
-            "Made by `make mend`, seed 0: the guarantee that each queue breaks on purpose is judged"
-            f" with the profile {PROFILE}, and mended. A mended queue has then passed a check by"
-            " everything, with the same profile. Seconds are of the search and of that check, on a"
-            " machine that did other work as well: they say which queues take long, and no more."
-        ),
-        "",
-        (
-            f"{len(rows)} of {total} queues were tried{rest}; {len(broken)} of them were found"
-            f" broken. Mended: {len(whole)}, not mended: {len(broken) - len(whole)}."
-        ),
-    ]
+    counts = (
+        f"{len(rows)} of {total} queues were tried{rest}; {broken} of them were found broken."
+        f" Mended: {len(whole)}, not mended: {broken - len(whole)}."
+    )
     if whole:
-        told[-1] += f" Lines changed: median {lines[len(lines) // 2]}, most {lines[-1]}."
-        told[-1] += f" Seconds: median {seconds[len(seconds) // 2]:.0f}, most {seconds[-1]:.0f}."
-    told += [
-        "",
+        lines, seconds = sorted(row.lines for row in whole), sorted(row.seconds for row in rows)
+        counts += f" Lines changed: median {lines[len(lines) // 2]}, most {lines[-1]}."
+        counts += f" Seconds: median {seconds[len(seconds) // 2]:.0f}, most {seconds[-1]:.0f}."
+    table = [
         "| queue | broken | mended by | lines | candidates | seconds | left |",
         "| --- | --- | --- | ---: | ---: | ---: | --- |",
     ]
@@ -106,8 +101,8 @@ def page(rows: Sequence[Row]) -> str:
             f"{row.seconds:.0f}",
             left,
         ]
-        told.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
-    return "\n".join([*told, ""])
+        table.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
+    return "\n".join([INTRODUCTION, counts, "", *table, ""])
 
 
 def write(rows: Iterable[Row]) -> None:
