@@ -131,8 +131,7 @@ def named(report: BenchReport) -> BenchReport:
         known = NAMES.get(one.queue, NAMES.get(one.queue.removesuffix("_worker"), one.queue))
         return f"{known}{LIBRARY}" if any(run.message for run in one.runs) else one.queue
 
-    entries = [replace(one, queue=name(one)) for one in report.entries]
-    return BenchReport(report.method, entries)
+    return BenchReport(report.method, [replace(one, queue=name(one)) for one in report.entries])
 
 
 def drawn(report: BenchReport) -> BenchReport:

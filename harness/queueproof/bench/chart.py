@@ -328,8 +328,7 @@ def _row(entry: Series, panel: Panel, values: Sequence[float], told: str, **more
 
 def _rate(entry: Series, panel: Panel, **more: object) -> Row:
     """A mark that is jobs/s."""
-    told = f"{numbers.with_spread(entry.rates)} jobs/s"
-    return _row(entry, panel, entry.rates, told, **more)
+    return _row(entry, panel, entry.rates, f"{numbers.with_spread(entry.rates)} jobs/s", **more)
 
 
 def _height(rows: list[Row]) -> Spec:

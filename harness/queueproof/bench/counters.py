@@ -83,8 +83,7 @@ class Alone:
 
     def enqueue(self, priority: int) -> None:
         """Put one job of a priority in."""
-        given = {**self._load.constants, "priority": b"%d" % priority}
-        self.session.run(self._load.enqueue, given)
+        self.session.run(self._load.enqueue, {**self._load.constants, "priority": b"%d" % priority})
         promote(self._load, self.session, 1)
 
     def claim(self) -> int:
@@ -95,8 +94,7 @@ class Alone:
     def complete(self) -> None:
         """Complete what the claim got."""
         if self._held:
-            until = time.monotonic() + PATIENCE
-            self.session.perform(self._worker.complete(self._held, until))
+            self.session.perform(self._worker.complete(self._held, time.monotonic() + PATIENCE))
 
     def hand_over(self) -> bool:
         """Have the session hand its counts over; False while a transaction is open."""

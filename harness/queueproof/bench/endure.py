@@ -49,8 +49,7 @@ GATES: Mapping[str, str] = {
 
 def gates(points: Sequence[Point]) -> dict[str, float]:
     """The figures by `GATES`, of the phases that are whole."""
-    phases = ([p for p in points if p.phase == phase] for phase in PHASES)
-    *growing, after = phases
+    *growing, after = ([p for p in points if p.phase == phase] for phase in PHASES)
     figures = [slope(phase, lambda p: p.buffers) if phase else None for phase in growing]
     figures.append(after[-1].buffers if after else None)
     found = zip(GATES, figures, strict=True)

@@ -43,8 +43,7 @@ class Series:
 
     def ratios(self, base: Series) -> list[float]:
         """Its rate divided by the base's, round by round."""
-        pairs = zip(self.runs, base.runs, strict=False)
-        return [mine.rate / other.rate for mine, other in pairs]
+        return [mine.rate / other.rate for mine, other in zip(self.runs, base.runs, strict=False)]
 
 
 @dataclass(slots=True)

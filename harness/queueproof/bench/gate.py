@@ -97,7 +97,7 @@ class Condition:
 def _read(path: str) -> BenchReport:
     try:
         return BenchReport.from_json(waits.text(Path(path)))
-    except BenchError as error:
-        raise BenchError(f"{path}: {error}") from None
-    except QueueproofError as error:
-        raise BenchError(str(error)) from None
+    except QueueproofError as error:  # a file's says which it is
+        raise BenchError(
+            f"{path}: {error}" if isinstance(error, BenchError) else str(error)
+        ) from None

@@ -111,7 +111,8 @@ class HostedWorkers:
             while left:
                 request = {"op": "enqueue", "jobs": list(repeat(job, left.pop()))}
                 answer = yield request
-                self.ids += [one.encode() for one in self._read("enqueue", request, answer)]
+                found = _read(self._queue, "enqueue", request, answer)
+                self.ids += [one.encode() for one in found]
 
         lazy = make_conninfo(self._conninfo, options=LAZY)
         init = self._queue.request("init", dsn=lazy, queue="default")
@@ -120,7 +121,7 @@ class HostedWorkers:
             drive([(_link(process), put()) for process in fillers])
             if "promote" in self._queue.offers:
                 request = self._queue.request("promote")
-                self._read("promote", request, fillers[0].ask(request, waits.BULK))
+                _read(self._queue, "promote", request, fillers[0].ask(request, waits.BULK))
 
     def work(self, seconds: float, tick: Callable[[], None]) -> tuple[float, list[Tally]]:
         """Claim and complete, and end the workers; else as `Pool.work`."""
@@ -138,12 +139,6 @@ class HostedWorkers:
         self.close()
         return began, tallies
 
-    def _read(self, operation: str, request: Json, answer: object) -> Any:  # noqa: ANN401 - JSON
-        try:
-            return self._queue.read(operation, request, answer)
-        except ServerError as error:
-            raise _failed(self._queue, operation, error) from None
-
     def states(self) -> dict[bytes, bytes] | None:
         """The state of each job, by one more worker; None where the queue cannot say."""
         if "jobs" not in self._queue.offers:
@@ -151,7 +146,7 @@ class HostedWorkers:
         request = self._queue.request("jobs")
         with WorkerProcess(self._queue, "the reader") as reader:
             self._queue.described_by(reader.ask(self._init, waits.BEGIN))
-            rows = self._read("jobs", request, reader.ask(request, waits.BULK))
+            rows = _read(self._queue, "jobs", request, reader.ask(request, waits.BULK))
         return {row.id.encode(): row.state.encode() for row in rows}
 
 
@@ -187,7 +182,7 @@ class HostedWorker(Worker):
         answer = yield self._claim
         jobs = answer.get("jobs")
         if not isinstance(jobs, list) or (jobs and not isinstance(jobs[0].get("id"), str)):
-            jobs = self._or_again("claim", self._claim, answer)
+            jobs = _read(self._queue, "claim", self._claim, answer, self._count)
         self.tally.empty += not jobs
         return jobs
 
@@ -201,7 +196,7 @@ class HostedWorker(Worker):
             told = None
             while told is None and time.monotonic() < until:
                 answer = yield request
-                told = self._or_again(operation, request, answer)
+                told = _read(self._queue, operation, request, answer, self._count)
                 if told is None and self._many and answer.get("ids", ()) is None:
                     told = {claim.id for claim in claims}  # some, it says: the table will tell
                 if told is None:
@@ -210,16 +205,19 @@ class HostedWorker(Worker):
         self.tally.ended = time.monotonic()
         self._note([claim.id.encode() for claim in claims], done)
 
-    def _or_again(self, operation: str, request: Json, answer: object) -> Any:  # noqa: ANN401 - JSON
-        """The answer of a worker; None where it means "nothing this time"."""
-        try:
-            return self._queue.read(operation, request, answer)
-        except ServerError as error:
-            if error.sqlstate not in self._queue.retry_on | RETRYABLE:
-                raise _failed(self._queue, operation, error) from None
-            self._count(error.sqlstate)
-            return None
 
-
-def _failed(queue: WorkerQueue, operation: str, error: ServerError) -> QueueError:
-    return QueueError(f"{queue.name}: {operation} failed: {error}")
+def _read(
+    queue: WorkerQueue,
+    operation: str,
+    request: Json,
+    answer: object,
+    count: Callable[[str], None] | None = None,
+) -> Any:  # noqa: ANN401 - JSON
+    """The answer of a worker; None where it means "nothing this time", if somebody counts that."""
+    try:
+        return queue.read(operation, request, answer)
+    except ServerError as error:
+        if count is None or error.sqlstate not in queue.retry_on | RETRYABLE:
+            raise QueueError(f"{queue.name}: {operation} failed: {error}") from None
+        count(error.sqlstate)
+        return None

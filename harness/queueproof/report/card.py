@@ -97,8 +97,7 @@ class Judgement:
         """All of them, the one that says most first."""
         if not self.story:
             return list(self.more)
-        first = Break(self.reason, self.story, self.replay, self.told, self.place)
-        return [first, *self.more]
+        return [Break(self.reason, self.story, self.replay, self.told, self.place), *self.more]
 
 
 def _written(judgement: Judgement) -> dict[str, Any]:
@@ -255,5 +254,4 @@ def together(cards: Sequence[Card]) -> Card:
         replace(min(found, key=worst_first), seconds=sum(one.seconds for one in found))
         for found in zip(*(card.guarantees for card in cards), strict=True)
     ]
-    seconds = sum(card.seconds for card in cards)
-    return replace(cards[0], seconds=seconds, guarantees=judgements)
+    return replace(cards[0], seconds=sum(card.seconds for card in cards), guarantees=judgements)

@@ -13,7 +13,6 @@ import textwrap
 from dataclasses import dataclass, field
 from functools import partial
 from importlib.resources import files
-from typing import cast
 
 from queueproof.guarantees.catalogue import CATALOGUE
 from queueproof.postgres.local import DEFAULT_EMBEDDED, PACKAGE
@@ -24,7 +23,6 @@ from queueproof.report.literals import braced, cannot, literal, with_count
 from queueproof.run.gates import GATE_KEYS
 from queueproof.run.lab import SEARCH_PATH, Lab
 from queueproof.run.record import Beat
-from queueproof.schedule.programs import FAULTS, FaultKind
 from queueproof.search.shrink import Failure
 
 WIDTH = 96  # characters of a line of prose
@@ -186,24 +184,18 @@ class _Spec:
                 raise cannot("a worker crashes behind a pooler in it")
             case "crash":
                 self._terminate(beat.actor)
-            case "fault":
-                self._strike(cast("FaultKind", self._calls[beat.call].kind), beat.text)
+            case "fault" if self._calls[beat.call].kind == "terminate":
+                self._terminate(beat.text)
+            case "fault" if self._calls[beat.call].kind != "lose":  # whose end is its own beat
+                raise cannot("the server is killed in it")
             case _:
                 pass
 
-    def _strike(self, fault: FaultKind, about: str) -> None:
-        match fault:
-            case "lose":
-                pass  # its answer's end is a beat of its own
-            case "terminate":
-                self._terminate(about)
-            case "restart":
-                raise cannot("the server is killed in it")
-            case _:
-                raise cannot(f"somebody {FAULTS[fault].told.format(about)} in it")
-
     def _send(self, n: int, beat: Beat, session: _SpecSession, step: Step) -> None:
-        if not session.gated and self._stops(n):
+        # Whether it stops before its session sends the next.
+        later = (one.event for one in self._beats[n + 1 :] if one.session == beat.session)
+        stops = next((event for event in later if event in {"stops", "sql"}), "sql") == "stops"
+        if stops and not session.gated:
             session.gated = True
             gate = f"SET queueproof.session = {session.number}"
             if session.steps:
@@ -221,12 +213,6 @@ class _Spec:
             session.open = True
         elif keyword in {"COMMIT", "END", "ROLLBACK", "ABORT"}:
             session.open = False
-
-    def _stops(self, n: int) -> bool:
-        """True if a statement stops before its session sends the next."""
-        later = (beat for beat in self._beats[n + 1 :] if beat.session == self._beats[n].session)
-        events = (beat.event for beat in later if beat.event in {"stops", "sql"})
-        return next(events, "sql") == "stops"
 
     def _go_on(self, n: int, session: _SpecSession) -> None:
         """A session that had stopped is let through; one that waited goes on by itself."""

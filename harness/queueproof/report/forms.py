@@ -55,8 +55,7 @@ def to_badge(card: Card) -> str:
 
 def to_junit(card: Card) -> str:
     """A test case per guarantee, in the dialect of Jenkins, GitLab and GitHub's reporters."""
-    written = filled_in("junit.xml", card=card, told=_told)
-    return _ILLEGAL.sub("\N{REPLACEMENT CHARACTER}", written)
+    return _ILLEGAL.sub("\N{REPLACEMENT CHARACTER}", filled_in("junit.xml", card=card, told=_told))
 
 
 def _told(judgement: Judgement) -> str:

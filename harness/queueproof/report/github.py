@@ -11,6 +11,7 @@ from queueproof.report.card import Card, Place
 from queueproof.report.forms import filled_in
 
 SUMMARY_BYTES = 900_000  # GitHub drops a step's summary of more than a megabyte
+_ENDS = "%\r\n"  # which would end a command, or mean another sign
 _KINDS = {"broken": "error", "inconclusive": "warning", "accepted": "notice"}
 _MARKS = {
     "holds": "✅",
@@ -40,23 +41,16 @@ def commands(card: Card, root: str = "") -> Iterator[str]:
 def _command(kind: str, name: str, reason: str, place: Place | None, root: str) -> str:
     facts = {"title": f"queueproof: {name}"}
     if place is not None:
-        facts = {"file": _below(place.file, root), "line": str(place.line), **facts}
-    told = ",".join(f"{key}={_property(value)}" for key, value in facts.items())
-    return f"::{kind} {told}::{_data(reason)}"
+        real, base = Path(place.file).resolve(), Path(root).resolve()
+        below = root and real.is_relative_to(base)
+        file = os.fspath(real.relative_to(base)) if below else place.file
+        facts = {"file": file, "line": str(place.line), **facts}
+    told = ",".join(f"{key}={_encoded(value, _ENDS + ':,')}" for key, value in facts.items())
+    return f"::{kind} {told}::{_encoded(reason)}"
 
 
-def _below(file: str, root: str) -> str:
-    real = Path(file).resolve()
-    base = Path(root).resolve()
-    return os.fspath(real.relative_to(base)) if root and real.is_relative_to(base) else file
-
-
-def _data(text: str) -> str:
-    return text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
-
-
-def _property(text: str) -> str:
-    return _data(text).replace(":", "%3A").replace(",", "%2C")
+def _encoded(text: str, signs: str = _ENDS) -> str:
+    return "".join(f"%{ord(one):02X}" if one in signs else one for one in text)
 
 
 def to_summary(card: Card, replay: str) -> str:
@@ -84,8 +78,7 @@ def to_summary(card: Card, replay: str) -> str:
 
 def _cell(text: str) -> str:
     """Text that is no Markup, whatever a queue's own words are."""
-    plain = " ".join(text.split())
-    return re.sub(r"([\\`*_{}\[\]<>#|~!&@])", r"\\\1", plain)
+    return re.sub(r"([\\`*_{}\[\]<>#|~!&@])", r"\\\1", " ".join(text.split()))
 
 
 def _fenced(text: str, language: str = "") -> str:

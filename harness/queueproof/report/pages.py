@@ -32,8 +32,7 @@ class _Columns(TableElement):
         assert self.header
         assert self.header.row
         rows = [self.header.row, *(self.body.rows if self.body else ())]
-        texts = [[cell.content for cell in row.cells] for row in rows]
-        columns = [*zip(*texts, strict=True)]
+        columns = [*zip(*([cell.content for cell in row.cells] for row in rows), strict=True)]
         naming = [*takewhile(lambda one: one[0].plain in self.names, columns)]
         part = [*naming]
         for column in columns[len(naming) :]:

@@ -200,11 +200,8 @@ def counted(number: int, what: str) -> str:
 
 
 def _run(story: Story, new: Sequence[tuple[int, str]], width: int, *, sql: bool) -> Iterator[str]:
-    yield filled(f"Broken: {story.broken}.", width)
-    yield filled(story.cast, width)
-    yield filled(before(story), width)
-    yield filled(story.conditions.told(), width)
-    yield filled("\n".join(roles(story)), width)
+    told = (f"Broken: {story.broken}.", story.cast, before(story), story.conditions.told())
+    yield from (filled(prose, width) for prose in (*told, "\n".join(roles(story))))
     columns = _columns(story)
     room = len(columns) > 1 and 4 + len(columns) * (COLUMN + 2) - 2 <= width
     yield _timeline(story, columns, width) if room else _listing(story, width)
@@ -303,8 +300,7 @@ def _undone(story: Story) -> tuple[str, bool] | None:
                 if of.operation in {"complete", "complete_many"}:
                     completed |= dict.fromkeys(of.jobs, turn.actor)
                 elif of.operation in {"fail", "heartbeat"} and completed.keys() & {*of.jobs}:
-                    by = {completed.get(job) for job in of.jobs}
-                    found = of.operation, by == {turn.actor}
+                    found = of.operation, {completed.get(job) for job in of.jobs} == {turn.actor}
                 elif of.operation == "recover" and completed:
                     found = of.operation, False
     return found
