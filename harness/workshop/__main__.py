@@ -185,11 +185,9 @@ def _multiples(known: Mapping[tuple[str, Shape], Series], shape: Shape) -> dict[
 
 def _linked(table: str) -> str:
     """Tables whose queues lead to their files."""
-    places = {
-        NAMES[name.removeprefix("peers/")] + LIBRARY: f"peers/{one.file}"
-        for name, one in PROGRAMS.items()
-    }
-    places |= {name: f"{name}.sql" for name in strategies() if name != LIMIT}
+    places = {name: f"{name}.sql" for name in strategies() if name != LIMIT}
+    for name, program in PROGRAMS.items():
+        places[NAMES[name.removeprefix("peers/")] + LIBRARY] = f"peers/{program.file}"
     for name, place in places.items():
         table = table.replace(f"| {name} |", f"| [{name}](../strategies/{place}) |")
     return table

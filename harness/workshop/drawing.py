@@ -30,9 +30,7 @@ _DARK = """
 def picture() -> str:
     """The story of a double claim in the queue that the tutorial begins with, as a file's text."""
     tutorial = (ROOT / "docs" / "tutorial.md").read_text(encoding="utf-8")
-    (sql,) = re.findall(
-        r'^```sql title="jobs.sql"\n(.*?)^```$', tutorial, re.MULTILINE | re.DOTALL
-    )[:1]
+    sql, *_ = re.findall(r'(?ms)^```sql title="jobs.sql"\n(.*?)^```$', tutorial)
     with TemporaryDirectory() as folder:
         path = Path(folder) / "jobs.sql"
         path.write_text(sql, encoding="utf-8")

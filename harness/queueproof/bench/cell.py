@@ -219,9 +219,7 @@ class Prepared:
             states = {job: b"queued" for job in self._ids if job not in claims}
         finished = {job for job in claims if states.get(job, b"completed") == b"completed"}
         lost = [j for j in self._ids if j not in claims and states.get(j, b"") != b"queued"]
-        counted: dict[str, Any] = {
-            name: sum(getattr(tally, name) for tally in tallies) for name in SUMMED
-        }
+        counted: dict[str, Any] = {name: sum(getattr(t, name) for t in tallies) for name in SUMMED}
         if not finished:
             raise QueueError(
                 f"no job was completed: {claims.total()} were claimed, {counted['rejected']}"

@@ -84,10 +84,8 @@ def svg(report: BenchReport) -> str:
         filled[column] += panel["height"] + SIZES["gap"]
     across = 2 * SIZES["width"] + SIZES["gap"]
     size = f'width="{across}" height="{max(filled)}" viewBox="0 0 {across} {max(filled)}"'
-    inside = "\n".join(placed)
-    return (
-        f'<svg xmlns="{XMLNS}" {size}>\n<style>\n{COLOURS["of_file"]}</style>\n{inside}\n</svg>\n'
-    )
+    style = f"<style>\n{COLOURS['of_file']}</style>"
+    return "\n".join([f'<svg xmlns="{XMLNS}" {size}>', style, *placed, "</svg>", ""])
 
 
 def draw(panel: Spec) -> str:

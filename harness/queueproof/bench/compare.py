@@ -31,9 +31,8 @@ class Budget(NamedTuple):
         """Read `90`, `90s`, or `30 rounds`."""
         found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*(s|seconds?|r|rounds?)?\s*", text)
         if not found or not float(found[1]):
-            raise BenchError(
-                f"--budget {text!r}: write seconds, such as 90, or rounds, such as '30 rounds'"
-            )
+            how = "write seconds, such as 90, or rounds, such as '30 rounds'"
+            raise BenchError(f"--budget {text!r}: {how}")
         if (found[2] or "s").startswith("s"):
             return cls(seconds=float(found[1]))
         rounds = int(float(found[1]))

@@ -119,9 +119,8 @@ class BenchReport:
             return cls(own["method"], [_entry(*found) for found in told])
         except (ValueError, KeyError, TypeError) as error:
             why = f"it has no {error}" if isinstance(error, KeyError) else str(error)
-            raise BenchError(
-                f"this is no benchmark, as `queueproof bench --json` writes one: {why}"
-            ) from None
+            what = "this is no benchmark, as `queueproof bench --json` writes one"
+            raise BenchError(f"{what}: {why}") from None
 
 
 def _benchmark(entry: Series) -> dict[str, Any]:

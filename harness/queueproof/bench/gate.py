@@ -97,7 +97,6 @@ class Condition:
 def _read(path: str) -> BenchReport:
     try:
         return BenchReport.from_json(waits.text(Path(path)))
-    except QueueproofError as error:  # a file's says which it is
-        raise BenchError(
-            f"{path}: {error}" if isinstance(error, BenchError) else str(error)
-        ) from None
+    except QueueproofError as error:  # one of reading names the file
+        where = f"{path}: " if isinstance(error, BenchError) else ""
+        raise BenchError(f"{where}{error}") from None

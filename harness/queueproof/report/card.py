@@ -102,9 +102,7 @@ class Judgement:
 
 def _written(judgement: Judgement) -> dict[str, Any]:
     facts = asdict(replace(judgement, told=None, more=()))
-    more = [
-        {**asdict(replace(one, told=None)), "told": to_data(one.told)} for one in judgement.more
-    ]
+    more = [asdict(replace(one, told=None)) | {"told": to_data(one.told)} for one in judgement.more]
     told = to_data(judgement.told)
     return {**facts, "more": more, "told": told, "seconds": round(judgement.seconds, 2)}
 

@@ -163,9 +163,7 @@ def _across(drawing: _Drawing, lines: Sequence[str], *, clock: bool) -> None:
     """Draw what concerns everybody, or is told together: across all columns."""
     wide = max(drawing.across, WIDEST)
     room = int((wide - 24) / CHAR)
-    wrapped = [
-        piece for line in lines for piece in textwrap.wrap(line, room, subsequent_indent="  ")
-    ]
+    wrapped = [piece for one in lines for piece in textwrap.wrap(one, room, subsequent_indent="  ")]
     long = max(map(len, wrapped)) * CHAR + 20
     x = MARGIN + (wide - long) / 2 if clock else MARGIN - 4
     high = LINE * len(wrapped) + 6
@@ -217,9 +215,7 @@ def _arrow(drawing: _Drawing, start: float, end: float, y: float) -> None:
 
 def _element(tag: str, facts: Mapping[str, object], text: str | None = None) -> ET.Element:
     """An element; XML escapes whatever stands in it."""
-    shown = {
-        k: f"{v:g}" if isinstance(v, int | float) else str(v) for k, v in facts.items() if v != ""
-    }
-    element = ET.Element(tag, shown)
+    told = ((k, f"{v:g}" if isinstance(v, int | float) else str(v)) for k, v in facts.items())
+    element = ET.Element(tag, {k: v for k, v in told if v})
     element.text = text
     return element

@@ -34,6 +34,7 @@ _DEFINES = re.compile(
 )
 _CALLS = re.compile(r'(?<!["\w])"?(?P<name>\w+)"?\s*\(')
 _WORKER = re.compile(r"w\d+")
+Shortened: TypeAlias = Callable[[str], str]
 _BEGINS = {"BEGIN": True, "START": True} | dict.fromkeys(("COMMIT", "END", "ROLLBACK"), False)
 
 
@@ -292,13 +293,13 @@ def _statements(sent: Sequence[str]) -> str:
 def _waits(waits: RetryWaits) -> Iterator[Part]:
     yield Part("prose", f"Broken: {waits.broken}.")
     yield Part("prose", "Before: job 1 was enqueued, and its worker failed it again and again.")
+    lines, known = [], 0
     # In a row as well: between two alike one may have ended otherwise.
-    numbered = itertools.groupby(
+    alike = itertools.groupby(
         enumerate(waits.found), lambda one: (_duration(one[1]), one[1].attempt - one[0])
     )
-    alike = ([wait for _, wait in group] for _, group in numbered)
-    lines, known = [], 0
-    for group in alike:
+    for _, numbered in alike:
+        group = [wait for _, wait in numbered]
         lost = range(known + 1, group[0].attempt)
         lines += [*(f"attempt {n} ended with its lease" for n in lost), _wait(*group)]
         known = group[-1].attempt
@@ -382,7 +383,7 @@ def of_queue(story: Story, queue: Queue, schema: Iterable[Step]) -> Story:
     return replace(story, cast=queue.cast, functions=tuple(called.values()), lease=lease)
 
 
-def _shortening(calls: Sequence[Call]) -> Callable[[str], str]:
+def _shortening(calls: Sequence[Call]) -> Shortened:
     """Gives a text a story's names for what differs from run to run: for job ids, their number.
 
     A server's message or a bound value may hold any of them.
@@ -410,9 +411,7 @@ def _enqueued(calls: Sequence[Call]) -> list[str]:
 class _Turns:
     """A trace on its way to turns."""
 
-    def __init__(
-        self, calls: Sequence[Call], shortened: Callable[[str], str], *, alone: bool
-    ) -> None:
+    def __init__(self, calls: Sequence[Call], shortened: Shortened, *, alone: bool) -> None:
         self.made: list[tuple[str, list[Fact]]] = []  # each turn's actor and facts
         self.statements: dict[str, int] = {}
         self._calls = calls
@@ -570,15 +569,12 @@ def _is_wait(violation: Violation) -> bool:
 def _undisturbed(calls: Sequence[Call]) -> set[int]:
     """Calls before the first that is not an enqueue: the jobs that the story begins with."""
     first = next((call.index for call in calls if call.kind != "enqueue"), len(calls))
-    return {
-        call.index
-        for call in calls[:first]
-        if not any(call.overlaps(other) for other in calls[first:])
-    }
+    others = calls[first:]
+    return {one.index for one in calls[:first] if not any(map(one.overlaps, others))}
 
 
 def _before(
-    run: Run, beats: Iterable[Beat], shortened: Callable[[str], str], turns: _Turns
+    run: Run, beats: Iterable[Beat], shortened: Shortened, turns: _Turns
 ) -> Iterator[Enqueued]:
     calls = run.history.calls
     told = {beat.call for beat in beats}
@@ -602,7 +598,7 @@ def _queue(call: Call, calls: Sequence[Call]) -> str:
 
 
 def _allowed_waits(
-    beats: Iterable[Beat], calls: Sequence[Call], shortened: Callable[[str], str]
+    beats: Iterable[Beat], calls: Sequence[Call], shortened: Shortened
 ) -> Iterator[AllowedWait]:
     waiting = dict.fromkeys(beat.call for beat in beats if beat.event == "waits")
     claims = [calls[n] for n in waiting if calls[n].kind == "claim"]
@@ -610,9 +606,7 @@ def _allowed_waits(
     return filter(None, found.values())
 
 
-def _why_it_may_wait(
-    call: Call, calls: Sequence[Call], shortened: Callable[[str], str]
-) -> AllowedWait | None:
+def _why_it_may_wait(call: Call, calls: Sequence[Call], shortened: Shortened) -> AllowedWait | None:
     blockers = {wait.blocker for wait in call.waits}
     for other in calls:
         rival = other.kind == "claim" and other.actor in blockers and other.overlaps(call)
