@@ -14,9 +14,8 @@ Run with `python -m workshop.permutations`; it prints a table.
 from __future__ import annotations
 
 import subprocess
-import time
-from collections.abc import Callable
 from pathlib import Path
+from timeit import timeit
 from typing import NamedTuple
 
 from queueproof.errors import ServerUnavailableError
@@ -122,9 +121,9 @@ def measure(server: Server, *, blocking: bool, rounds: int = ROUNDS, times: int 
         )
         spent = [
             (
-                _seconds(lambda: _explored(_StepsOnly(lab)), times),
-                _seconds(lambda: _explored(Runner(lab), declared), times),
-                _seconds(lambda: _isolationtester(conninfo, spec)),
+                timeit(lambda: _explored(_StepsOnly(lab)), number=times),
+                timeit(lambda: _explored(Runner(lab), declared), number=times),
+                timeit(lambda: _isolationtester(conninfo, spec), number=1),
             )
             for _ in range(rounds)
         ]
@@ -132,13 +131,6 @@ def measure(server: Server, *, blocking: bool, rounds: int = ROUNDS, times: int 
     waits = sum(any(beat.event == "waits" for beat in run.trace) for run in runs)
     count = len(permutations) * times
     return Speed(len(permutations), waits, *(count / seconds for seconds in best))
-
-
-def _seconds(work: Callable[[], object], times: int = 1) -> float:
-    began = time.perf_counter()
-    for _ in range(times):
-        work()
-    return time.perf_counter() - began
 
 
 def _explored(runner: Runner, declared: Declared | None = None) -> list[Run]:

@@ -234,10 +234,6 @@ def _told(line: StoryLine) -> Told:
         raise PluginError(f"{where}: {error}; `make results` writes it anew") from None
 
 
-def _stem(name: str) -> str:
-    return posixpath.basename(name)
-
-
 def _place(target: str, fragment: str = "") -> str | None:
     """The place on the site of a file of the repository; with an anchor if it is part of a page."""
     if target in {f"results/{STORIES}", "results/stories.md"}:
@@ -292,7 +288,7 @@ def _guarantees() -> str:
 
 def _guarantee(guarantee: Guarantee) -> str:
     shown, *others = defects(guarantee.id)
-    name = _stem(shown.name.removesuffix(".sql"))
+    name = posixpath.basename(shown.name.removesuffix(".sql"))
     of = f"broken/{name}", guarantee.id
     recorded = [one for one in _recorded() if (one.queue, one.guarantee) == of]
     if not recorded:
@@ -417,8 +413,8 @@ def _stories() -> Iterator[tuple[str, str]]:
             f"{_plain(CATALOGUE[name].sentence)} [What it means](../guarantees/{name}.md).",
         ]
         queues = []
-        for path, told in sorted(by[name].items(), key=lambda one: _stem(one[0])):
-            queue = _stem(path)
+        for path, told in sorted(by[name].items(), key=lambda one: posixpath.basename(one[0])):
+            queue = posixpath.basename(path)
             queues.append(f"[{queue}]({name}.md#{queue})")
             if path.startswith("peers/"):
                 library[queue].append(name)

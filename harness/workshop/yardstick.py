@@ -16,7 +16,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from importlib.resources import as_file, files
 from pathlib import Path
 
@@ -24,7 +24,6 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from rich.console import Console
 from rich.table import Table
 
-from queueproof import waits
 from queueproof.bench import numbers
 from queueproof.bench.cell import Ground
 from queueproof.bench.load import literal_limit
@@ -136,7 +135,15 @@ def _rate(ground: Ground, text: str, compiled: Load, *, workers: int, claims: in
             *(f"--define={name}={value}" for name, value in known.items()),
             where,
         ]
-        said = _run(arguments, environment)
+        said = subprocess.run(  # noqa: S603 - PostgreSQL's own program
+            arguments,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            env=environment,
+            timeout=PATIENCE,
+            check=False,
+        ).stdout
     done, tps = _DONE.search(said), _TPS.search(said)
     if not done or not tps or int(done[1]) < claims * workers:
         failure = next((s for s in said.splitlines() if "error" in s.lower()), said.strip()[-200:])
@@ -157,21 +164,6 @@ def _connection(conninfo: str, compiled: Load) -> tuple[str, Mapping[str, str]]:
     known = {name: value for name, value in known.items() if name in _UNDERSTOOD}
     where = make_conninfo("", options=" ".join(options).strip(), **known)
     return where, {**os.environ, **({"PGPASSWORD": str(password)} if password else {})}
-
-
-def _run(arguments: Sequence[str], environment: Mapping[str, str]) -> str:
-    with tempfile.TemporaryFile("w+", encoding="utf-8") as output:
-        process = subprocess.Popen(  # noqa: S603 - PostgreSQL's own program
-            arguments, stdout=output, stderr=subprocess.STDOUT, env=environment
-        )
-        try:
-            if not waits.ended(process, PATIENCE):
-                waits.Limit(0.0, "pgbench").left()  # raises, by whether somebody has stopped us
-        finally:
-            process.kill()
-            process.wait()
-        output.seek(0)
-        return output.read()
 
 
 def main() -> int:
