@@ -28,21 +28,15 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Break:
-    """One way in which a guarantee breaks.
+    """One way in which a guarantee breaks."""
 
-    Attributes:
-        reason: One sentence.
-        story: How it broke, as text.
-        replay: A token for `queueproof replay`; None where it cannot be repeated at will.
-        told: The same as data, which a page draws; None where a card.json lacks it.
-        place: The line to change, where one is known; else the last statement of the queue's own in
-            the story; None where that is in no file.
-    """
-
-    reason: str
-    story: str
-    replay: str | None
+    reason: str  # one sentence
+    story: str  # how it broke, as text
+    replay: str | None  # a token for `queueproof replay`; None where it cannot be repeated at will
+    # The same as data, which a page draws; None where a card.json lacks it
     told: Told | None = None
+    # The line to change, where one is known; else the last statement of the queue's own in the
+    # story; None where that is in no file
     place: Place | None = None
 
     @property
@@ -56,35 +50,23 @@ NOT_JUDGED = "not judged: the check ended at the first break"
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """The verdict on one guarantee.
+    """The verdict on one guarantee."""
 
-    Attributes:
-        id: The guarantee.
-        verdict: What was found.
-        reason: One sentence.
-        story: How it broke, as text; None where it did not.
-        replay: A token for `queueproof replay`; None where there is no story.
-        evidence: What a pass rests on, by name; counts, never times, so that a seed repeats them.
-        more: Further stories, each of another operation that breaks the guarantee.
-        told: The story as data; None where there is none, or none was written.
-        place: Of the story, as of a `Break`.
-        remedy: How it is kept, in the queue's own names; None where nothing broke, or nobody said.
-        explained: Whether it was seen to break, and what breaks as well explains that.
-        seconds: Wall-clock that was spent on it; what is asked for all of them together counts
-            for none.
-    """
-
-    id: str
-    verdict: Verdict
-    reason: str
-    story: str | None = None
-    replay: str | None = None
+    id: str  # the guarantee
+    verdict: Verdict  # what was found
+    reason: str  # one sentence
+    story: str | None = None  # how it broke, as text; None where it did not
+    replay: str | None = None  # a token for `queueproof replay`; None where there is no story
+    # What a pass rests on, by name; counts, never times, so that a seed repeats them
     evidence: Mapping[str, int] = field(default_factory=dict)
+    # Further stories, each of another operation that breaks the guarantee
     more: Sequence[Break] = ()
-    told: Told | None = None
-    place: Place | None = None
+    told: Told | None = None  # the story as data; None where there is none, or none was written
+    place: Place | None = None  # of the story, as of a `Break`
+    # How it is kept, in the queue's own names; None where nothing broke, or nobody said
     remedy: str | None = None
-    explained: bool = False
+    explained: bool = False  # whether it was seen to break, and what breaks as well explains that
+    # Wall-clock that was spent on it; what is asked for all of them together counts for none
     seconds: float = field(default=0.0, compare=False)
 
     @property
