@@ -62,8 +62,7 @@ class Pool:
     def prepare(self, conninfo: str, load: Load, workers: int) -> None:
         """Let so many workers connect and prepare their statements; they then wait for `work`."""
         self._conninfo, self._load = conninfo, load
-        for number in range(len(self._accepted)):
-            self._accepted[number] = 0
+        self._accepted[:] = [0] * len(self._accepted)
         pipes = self._busy = self._pipes[:workers]
         for place, pipe in enumerate(pipes):
             _tell([pipe], Order(conninfo, load, range(place, workers, len(pipes))))

@@ -8,7 +8,6 @@ import statistics
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from importlib.resources import files
-from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
 
 from jinja2 import Environment, StrictUndefined, UndefinedError
@@ -25,7 +24,6 @@ if TYPE_CHECKING:
 
 _DAMAGED = (ValueError, LookupError, TypeError, ArithmeticError, AttributeError, UndefinedError)
 WORDS = frozenset({"strategy", "phase", "the backends were"})  # columns that are no numbers
-NO_REASONS: Mapping[str, str] = MappingProxyType({})
 SAID = ("fsync", "autovacuum")  # settings that stand at the top
 LACKING = {"comparison": None, "interrupted": False, "endure": 0.0, "apart": True}
 """Defaults of facts that a report's method lacks: they did not apply, or were not known yet."""
@@ -95,14 +93,14 @@ def environment(report: BenchReport) -> str:
     return f"{measured} Another machine has other figures: compare the ratios.{vacuum}"
 
 
-def answers(report: BenchReport, why: Mapping[str, str] = NO_REASONS) -> list[str]:
+def answers(report: BenchReport, why: Mapping[str, str] | None = None) -> list[str]:
     """The figures in a few sentences: who does most, or the others beside the first queue.
 
     `why` has, by queue, the reason that stands behind the sentence on it.
     """
     if report.method.get("pace", {}).get("rate"):
         return []  # all of them do what they are given
-    return (_most(report) or _beside(report)) + _falls(report, why)
+    return (_most(report) or _beside(report)) + _falls(report, why or {})
 
 
 def _beside(report: BenchReport) -> list[str]:
@@ -252,7 +250,7 @@ def markdown(
     report: BenchReport,
     chart: str | None = None,
     more: Sequence[str] = (),
-    why: Mapping[str, str] = NO_REASONS,
+    why: Mapping[str, str] | None = None,
 ) -> str:
     """The report as a Markdown page; `why` is as for `answers`."""
     parts = ["# Throughput: claim to completion"]

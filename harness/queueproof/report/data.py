@@ -48,7 +48,8 @@ def read(kind: Any, data: Any) -> Any:  # noqa: ANN401 - types, and what JSON ho
             for part in parts:
                 with suppress(ValueError):
                     return read(part, data)
-    if isinstance(kind, type) and is_dataclass(kind) and _is(kind, data):
+    named = str(getattr(kind, "__name__", "")).lower()  # one of several forms says which it is
+    if is_dataclass(kind) and isinstance(data, dict) and data.get(_WORD, named) == named:
         hints = _hints(kind)
         known = {name: read(hints[name], data[name]) for name in data.keys() & hints.keys()}
         needed = [one.name for one in fields(kind) if one.default is one.default_factory is MISSING]
@@ -60,9 +61,3 @@ def read(kind: Any, data: Any) -> Any:  # noqa: ANN401 - types, and what JSON ho
     if isinstance(kind, type) and type(data) is kind:
         return data
     raise ValueError(f"unexpected {str(data)[:60]!r}")
-
-
-def _is(kind: type, data: object) -> bool:
-    """True where data may be of a class: one of several forms says which it is."""
-    named = kind.__name__.lower()
-    return isinstance(data, dict) and data.get(_WORD, named) == named

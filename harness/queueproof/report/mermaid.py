@@ -9,8 +9,6 @@ from typing import assert_never
 from queueproof.report.story import Answered, Asked, Event, Fact, Fault, Passed, Sent, Story
 from queueproof.report.text import bound, worded
 
-_NOTED = frozenset({"connection", "uncommitted", "waits", "stops", "goes on", "rewrite", "crash"})
-
 
 def to_mermaid(story: Story) -> str:
     """The diagram's source, for what draws it: a README, an issue."""
@@ -29,14 +27,12 @@ def _fact(actor: str, fact: Fact, actors: Sequence[str]) -> Iterator[str]:
             yield f"PostgreSQL-->>{actor}: {text}"
         case Passed():
             yield f"Note over {actors[0]},{actors[-1]}: {text}"
-        case Event(kind=kind) if kind in _NOTED:
-            yield f"Note over {actor}: {text}"
-        case Asked() | Event() | Fault():
+        case Asked() | Sent() | Event(kind="commit") | Fault():
             yield f"{actor}->>PostgreSQL: {text}"
-        case Sent():
-            yield f"{actor}->>PostgreSQL: {text}"
-            if fact.bound:
+            if isinstance(fact, Sent) and fact.bound:
                 yield f"Note over {actor}: {_message(bound(fact))}"
+        case Event():
+            yield f"Note over {actor}: {text}"
         case _:
             assert_never(fact)
 
