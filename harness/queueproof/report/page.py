@@ -58,9 +58,10 @@ def to_page(
         "page.html",
         cards=cards,
         benches=benches,
-        matrices=matrices,
+        matrices=[(name, [(*row, {}) for row in matrix.items()]) for name, matrix in matrices],
         catalogue=CATALOGUE,
         replay=replay,
+        indexed=[_indexed(card, number) for number, card in enumerate(cards, start=1)],
         judged=[id_ for id_ in CATALOGUE if any(id_ == j.id for c in cards for j in c.guarantees)],
         marks=_MARKS,
         style=Markup(STYLE),  # noqa: S704 - a constant of ours
@@ -73,6 +74,13 @@ def to_page(
         quoted=shlex.quote,
         version=__version__,
     )
+
+
+def _indexed(card: Card, number: int) -> tuple[Markup, dict[str, Verdict], dict[str, str]]:
+    """A row of the index: the link to a card, its verdicts, and the links to its stories."""
+    name = Markup('<a href="#card-{}">{}</a>').format(number, card.queue)
+    verdicts = {one.id: one.verdict for one in card.guarantees}
+    return name, verdicts, {one.id: f"#{one.id}-{number}" for one in card.guarantees if one.stories}
 
 
 def read_matrix(content: object) -> Matrix:
