@@ -165,7 +165,6 @@ class HostedWorker(Worker):
     def __init__(
         self, queue: WorkerQueue, batch: int, number: int, jobs: int, accepted: MutableSequence[int]
     ) -> None:
-        """Do nothing yet; a claim is of a batch, and the rest as of `Worker`."""
         super().__init__(number, jobs, accepted)
         self._queue = queue
         self._many = completes_many(queue, batch)

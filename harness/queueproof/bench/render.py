@@ -152,9 +152,8 @@ def _overlap(one: Series, other: Series) -> bool:
 def _falls(report: BenchReport, why: Mapping[str, str]) -> list[str]:
     """A sentence for each load of which the most workers do less than half of what fewer do."""
     loads: dict[tuple[str, int], list[Series]] = {}
-    for entry in sorted(report.entries, key=lambda one: one.shape.workers):
-        if entry.runs and not entry.shape.hold:
-            loads.setdefault((entry.queue, entry.shape.batch), []).append(entry)
+    for entry in sorted(report.plain, key=lambda one: one.shape.workers):
+        loads.setdefault((entry.queue, entry.shape.batch), []).append(entry)
     told = []
     for (queue, batch), entries in loads.items():
         if entries[-1].rate < max(one.rate for one in entries) / 2:

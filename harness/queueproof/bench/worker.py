@@ -102,7 +102,6 @@ class Worker(ABC):
     def __init__(
         self, number: int, jobs: int, accepted: MutableSequence[int], *, standing: bool = False
     ) -> None:
-        """Do nothing yet."""
         self.tally = Tally()  # what it has done so far
         self._number = number
         self._jobs = jobs  # how many are to be completed, by all
