@@ -103,10 +103,7 @@ def find_isolationtester() -> Path:
 
 
 def measure(server: Server, *, blocking: bool, rounds: int = ROUNDS, times: int = TIMES) -> Speed:
-    """Run every permutation with both, in turn, so many times in a round.
-
-    `blocking`: the sessions update one row that they share.
-    """
+    """Run every permutation with both, in turn; `blocking`: the sessions update one shared row."""
     update = _COUNT if blocking else ""
     queue = load_text(_QUEUE.format(schema=_SCHEMA, update=update), "permutations.sql")
     with open_lab(queue, server) as lab, server.database() as conninfo:

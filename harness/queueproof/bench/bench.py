@@ -171,10 +171,7 @@ class Compared:
         counted: bool,
         tell: Callable[[str], None] = lambda _: None,
     ) -> float:
-        """Measure a round, the sides in an order; jobs/s of the fastest queue.
-
-        A round that is not counted warms up, and sets the number of jobs.
-        """
+        """Measure a round, in an order; jobs/s of the fastest. One not counted is a warm-up."""
         pace = ground.pace = setting.pace if counted else setting.pace._replace(rate=0, warm_up=0)
         best = 0.0
         for queue, entry in order:
@@ -203,10 +200,7 @@ class Compared:
 
 @contextmanager
 def keeping_whole_rounds(report: BenchReport, keep: Keep) -> Iterator[None]:
-    """Hand over the rounds, or phases, that are whole as soon as a signal comes, if any is.
-
-    That is before anything is closed.
-    """
+    """Hand over the rounds, or phases, that are whole before anything closes, if a signal comes."""
     try:
         yield
     except (KeyboardInterrupt, StoppedError):

@@ -35,16 +35,10 @@ SUMMED = (  # counts of all workers, whose sum is told
 
 
 class Ground(ExitStack):
-    """A database and worker processes, for one measurement after another.
-
-    At its end the processes end and the database is dropped.
-    """
+    """A database and worker processes for one measurement after another; they go at its end."""
 
     def __init__(self, server: Server, workers: int, pace: Pace = CLOSED) -> None:
-        """Start the processes, for so many workers at most, and create the database.
-
-        Without durable settings of the server the figures mean little.
-        """
+        """Start processes for so many workers; without a durable server figures mean little."""
         super().__init__()
         self.pace = pace  # of the next load
         # Whether a queue that completes and claims in one statement uses two, as pgbench does

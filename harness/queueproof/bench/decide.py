@@ -95,10 +95,7 @@ def centre(values: Sequence[float]) -> float:
 
 
 def interval(values: Sequence[float], level: float, chances: random.Random) -> tuple[float, float]:
-    """The bootstrap's percentile interval of the centre (Efron and Tibshirani, chapter 13).
-
-    There is a value for each round; the level is from 0 to 1.
-    """
+    """The bootstrap's percentile interval of the rounds' centre (Efron and Tibshirani, ch. 13)."""
     centres = sorted(centre(chances.choices(values, k=len(values))) for _ in range(RESAMPLES))
     outside = math.floor((1 - level) / 2 * RESAMPLES)
     return centres[outside], centres[-1 - outside]

@@ -39,10 +39,7 @@ Loaded: TypeAlias = SqlFileQueue | WorkerQueue
 
 
 def refuse(queue: Queue) -> Loaded:
-    """Return a queue that can be put under load; what its workers offer they say when they begin.
-
-    Another one is a QueueError, which says why.
-    """
+    """The queue, if it can be put under load; its workers may say otherwise. Else a QueueError."""
     if isinstance(queue, WorkerQueue):
         return queue
     if not isinstance(queue, SqlFileQueue):

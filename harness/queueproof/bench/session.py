@@ -149,10 +149,7 @@ class LoadSession:
         return self.perform(self.steps(script, known))
 
     def perform(self, steps: Steps[T], *, blocking: bool = False) -> T:
-        """Go through steps to their end, and wait for each answer.
-
-        With `blocking` libpq waits by itself, without an end, which costs less.
-        """
+        """Go through steps to their end; `blocking`: libpq waits, endlessly, and costs less."""
         try:
             asked = next(steps)
             while True:
@@ -175,12 +172,9 @@ class LoadSession:
         """Go through a script, by the rules for blocks of several statements.
 
         Arrays of earlier steps are added to the parameters that are known. After an error that
-        means "nothing this time" the transaction is rolled back, and Retryable raised.
-
-        Returns:
-            The answer with the last columns, None where there is none or a step without rows cut
-            the block short; and the rows affected by the last statement that changed data, where
-            the script counts them.
+        means "nothing this time" the transaction is rolled back, and Retryable raised. Returned is
+        the answer with the last columns, None where there is none or a step without rows cut the
+        block short, and the rows affected by the last that changed data, where that is counted.
         """
         answer: PGresult | None = None
         changed = 0

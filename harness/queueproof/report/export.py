@@ -75,10 +75,7 @@ class _SpecSession:
 
 
 def to_spec(failure: Failure, lab: Lab, *, guarantee: str, command: str, name: str) -> str:
-    """A story as an isolationtester spec, to be run on an empty database.
-
-    A QueueproofError says why a spec cannot express it.
-    """
+    """A story as a spec for an empty database; a QueueproofError says why that cannot tell it."""
     return _Spec(failure, lab).text(guarantee, command, name)
 
 

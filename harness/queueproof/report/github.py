@@ -23,10 +23,7 @@ _MARKS = {
 
 
 def commands(card: Card, root: str = "") -> Iterator[str]:
-    """The workflow commands that put each break at its line.
-
-    GitHub knows files by their place in the root, the directory that holds the checkout.
-    """
+    """The workflow commands that put each break at its line, in files below the checkout's root."""
     file = Place(card.queue, 1) if Path(card.queue).is_file() else None
     for judgement in card.guarantees:
         kind = _KINDS.get(judgement.verdict)
@@ -54,10 +51,7 @@ def _encoded(text: str, signs: str = _ENDS) -> str:
 
 
 def to_summary(card: Card, replay: str) -> str:
-    """The card as Markdown: a table, and each story of what is broken.
-
-    `replay` is the command that replays one, up to its token.
-    """
+    """The card as Markdown, with its stories; `replay` is the command of one, up to its token."""
     broken = [one for one in card.guarantees if one.verdict == "broken"]
     stories = [(one.id, story) for one in broken for story in one.stories]
     for many in range(len(stories), -1, -1):

@@ -64,10 +64,7 @@ class Output(Console):
 def print_card(
     out: Output, card: Card, aside: Aside = nullcontext, *, stories: bool = True
 ) -> None:
-    """Print the verdicts, and the stories of what broke.
-
-    `aside` tells why a story is not drawn for the width of the terminal.
-    """
+    """Print the verdicts, and the stories of what broke; `aside` tells why one is not drawn."""
     told = [one for one in card.guarantees if not one.left_out]
     if out.is_terminal:
         table = Table(box=SIMPLE_HEAD, pad_edge=False)
