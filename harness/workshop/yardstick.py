@@ -15,7 +15,6 @@ import re
 import shutil
 import subprocess
 import sys
-import tempfile
 from collections.abc import Mapping
 from importlib.resources import as_file, files
 from pathlib import Path
@@ -76,7 +75,35 @@ def pgbench(ground: Ground, queue: SqlFileQueue, shape: Shape, jobs: int) -> flo
     text = _script(queue, compiled, shape.batch)
     if text is None:
         return None
-    return shape.batch * _rate(ground, text, compiled, workers=shape.workers, claims=claims)
+    known = {
+        name: value.decode()
+        for name, value in {**compiled.constants, "worker": WORKER.encode()}.items()
+        if value is not None and re.search(rf":{name}\b", text)
+    }
+    where, environment = _connection(ground.conninfo, queue.isolation)
+    arguments = [
+        str(_pgbench_of(ground.server)),
+        *("--no-vacuum", "--protocol=prepared", "--file=-"),
+        *(f"--client={shape.workers}", f"--jobs={min(shape.workers, processors())}"),
+        f"--transactions={claims}",
+        *(f"--define={name}={value}" for name, value in known.items()),
+        where,
+    ]
+    said = subprocess.run(  # noqa: S603 - PostgreSQL's own program
+        arguments,
+        input=text,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env=environment,
+        timeout=PATIENCE,
+        check=False,
+    ).stdout
+    done, tps = _DONE.search(said), _TPS.search(said)
+    if not done or not tps or int(done[1]) < claims * shape.workers:
+        failure = next((s for s in said.splitlines() if "error" in s.lower()), said.strip()[-200:])
+        raise QueueError(f"pgbench could not run it: {failure}")
+    return shape.batch * float(tps[1])
 
 
 def _pgbench_of(server: Server) -> Path:
@@ -116,53 +143,15 @@ def _as_with(text: str, name: str) -> str:
     return f"{text[:start]}{opening}{name} AS (\n{text[start:]}\n)"
 
 
-def _rate(ground: Ground, text: str, compiled: Load, *, workers: int, claims: int) -> float:
-    """Run a script, with so many claims of each client; transactions/s, without the connecting."""
-    known = {
-        name: value.decode()
-        for name, value in {**compiled.constants, "worker": WORKER.encode()}.items()
-        if value is not None and re.search(rf":{name}\b", text)
-    }
-    where, environment = _connection(ground.conninfo, compiled)
-    with tempfile.TemporaryDirectory(prefix="queueproof-") as folder:
-        path = Path(folder, "claim.sql")
-        path.write_text(text, encoding="utf-8")
-        arguments = [
-            str(_pgbench_of(ground.server)),
-            *("--no-vacuum", "--protocol=prepared", f"--file={path}"),
-            *(f"--client={workers}", f"--jobs={min(workers, processors())}"),
-            f"--transactions={claims}",
-            *(f"--define={name}={value}" for name, value in known.items()),
-            where,
-        ]
-        said = subprocess.run(  # noqa: S603 - PostgreSQL's own program
-            arguments,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            env=environment,
-            timeout=PATIENCE,
-            check=False,
-        ).stdout
-    done, tps = _DONE.search(said), _TPS.search(said)
-    if not done or not tps or int(done[1]) < claims * workers:
-        failure = next((s for s in said.splitlines() if "error" in s.lower()), said.strip()[-200:])
-        raise QueueError(f"pgbench could not run it: {failure}")
-    return float(tps[1])
-
-
-def _connection(conninfo: str, compiled: Load) -> tuple[str, Mapping[str, str]]:
+def _connection(conninfo: str, isolation: str) -> tuple[str, Mapping[str, str]]:
     """The connection of pgbench; a password is for its environment, where nobody else reads it."""
     known = conninfo_to_dict(conninfo)
-    settings = compiled.setup.decode().split(";")
-    options = [str(known.pop("options", None) or "")]
-    for setting in settings:
-        name, _, value = setting.removeprefix("SET ").partition(" = ")
-        shown = value.strip("'").replace(" ", r"\ " if name != "search_path" else "")
-        options.append(f"-c {name}={shown}")
+    level = isolation.replace(" ", r"\ ")
+    settings = f"-c search_path=public -c default_transaction_isolation={level}"
+    options = f"{known.pop('options', None) or ''} {settings}".strip()
     password = known.pop("password", None)
     known = {name: value for name, value in known.items() if name in _UNDERSTOOD}
-    where = make_conninfo("", options=" ".join(options).strip(), **known)
+    where = make_conninfo("", options=options, **known)
     return where, {**os.environ, **({"PGPASSWORD": str(password)} if password else {})}
 
 

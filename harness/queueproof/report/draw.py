@@ -22,6 +22,7 @@ WIDE = 940  # of all columns, where they do not need more
 NARROWEST, WIDEST = 190, 330  # of one column
 BAR = 7  # of what a worker holds
 PAD = 8  # between a box and its words
+_KINDS: Mapping[type, str] = {Asked: "asked", Sent: "sent", Passed: "faint"}
 
 
 class _Line(NamedTuple):
@@ -179,20 +180,11 @@ def _across(drawing: _Drawing, lines: Sequence[str], *, clock: bool) -> None:
 
 def _lines(fact: Fact, room: int) -> list[_Line]:
     """A fact as lines of a column, of at most so many characters."""
-    text, kind = worded(fact), ""
-    match fact:
-        case Asked():
-            kind = "asked"
-        case Sent():
-            kind = "sent"
-        case Answered():
-            text, kind = f"→ {text}", "answer" if fact.kind == "answer" else "bad"
-        case Event(kind="waits"):
-            kind = "waits"
-        case Event(kind="crash"):
-            kind = "bad"
-        case Event() | Passed():
-            kind = "faint"
+    text, kind = worded(fact), _KINDS.get(type(fact), "")
+    if isinstance(fact, Answered):
+        text, kind = f"→ {text}", "answer" if fact.kind == "answer" else "bad"
+    elif isinstance(fact, Event):
+        kind = {"waits": "waits", "crash": "bad"}.get(fact.kind, "faint")
     statement = fact.statement if isinstance(fact, Sent) else None
     pieces = textwrap.wrap(text, room, subsequent_indent="  ") or [""]
     lines = [_Line(piece, kind, statement) for piece in pieces]

@@ -366,9 +366,8 @@ def _at_most(limit: int) -> str:
 
 
 def _claimed(claim: Claimed) -> str:
-    if not claim.number:
+    if not (n := claim.number):
         return ""
-    n = claim.number
     which = _ORDINALS[n - 1] if n <= len(_ORDINALS) else ordinal(n)
     known = f", {claim.known}" if claim.known else ""
     return f" (its {which} claim{known})"
