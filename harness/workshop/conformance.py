@@ -42,25 +42,7 @@ from queueproof.report.story import Story
 from queueproof.report.terminal import summary
 from queueproof.report.text import Legend, letter, to_text
 from scenarios import matrix
-from scenarios.matrix import (
-    MARKS,
-    NAMES,
-    PROFILE,
-    PROGRAMS,
-    REMARKS,
-    SEED,
-    STORIES,
-    UNEXPLAINED,
-    Peer,
-    Remark,
-    StoryLine,
-    names,
-    peers,
-    read_remarks,
-    stories,
-    strategy,
-    typed,
-)
+from scenarios.matrix import PROFILE, PROGRAMS, REMARKS, SEED, Peer, Remark, StoryLine
 
 PAGE_WIDTH = 100  # characters of a line: three workers then stand one below the other
 SQL_LINES = 30  # of one statement
@@ -87,7 +69,7 @@ class Row:
     @property
     def title(self) -> str:
         """The name that a reader knows it by."""
-        return NAMES.get(self.stem, self.stem) if self.peer else self.stem
+        return matrix.NAMES.get(self.stem, self.stem) if self.peer else self.stem
 
     @property
     def link(self) -> str:
@@ -122,7 +104,7 @@ class Row:
         verdict, remark = self.verdicts[guarantee], self.remark(guarantee)
         if verdict == "broken" and remark is not None and remark.documented == "by design":
             verdict = "accepted"  # known, as what our file for it declares
-        mark = MARKS[verdict]
+        mark = matrix.MARKS[verdict]
         if remark is not None and remark.documented == "model only":
             mark += "\\*"
         return self._linked(mark, guarantee)
@@ -150,7 +132,8 @@ class Row:
     def remarked(self) -> list[tuple[str, Remark | None]]:
         """Each guarantee that needs a word, or has one."""
         known = ((id_, self.remark(id_), verdict) for id_, verdict in self.verdicts.items())
-        return [(id_, remark) for id_, remark, verdict in known if remark or verdict in UNEXPLAINED]
+        wanted = matrix.UNEXPLAINED
+        return [(id_, remark) for id_, remark, verdict in known if remark or verdict in wanted]
 
     def steps(self, guarantee: str) -> str:
         """A link to a story beside the guarantee, if there is one."""
@@ -161,7 +144,7 @@ class Row:
         reason = next(j.reason for j in self.card.guarantees if j.id == guarantee)
         if guarantee in self.links:
             return self._linked(reason.replace("|", "\\|"), guarantee)
-        return f"{MARKS[self.verdicts[guarantee]]} {reason}"
+        return f"{matrix.MARKS[self.verdicts[guarantee]]} {reason}"
 
     def rest(self) -> str:
         """The verdicts on the other guarantees."""
@@ -235,7 +218,7 @@ def _examine_all(
 
 def _said(names: Sequence[str], directory: Path) -> dict[str, Peer]:
     """The promises of somebody else's queues, with the versions that are judged."""
-    remarks, said = read_remarks(directory / REMARKS), {}
+    remarks, said = matrix.read_remarks(directory / REMARKS), {}
     for name in names:
         if not name.startswith("peers/"):
             continue
@@ -259,7 +242,7 @@ def _said(names: Sequence[str], directory: Path) -> dict[str, Peer]:
 def _examine(name: str, *, directory: Path) -> Row | Failure:
     try:
         asked = (name in PROGRAMS and PROGRAMS[name].only) or None
-        card = judge(strategy(name, directory), asked, seed=SEED, profile=PROFILE)
+        card = judge(matrix.strategy(name, directory), asked, seed=SEED, profile=PROFILE)
     except QueueproofError as error:
         return Failure(name, str(error))
     except Exception as error:  # noqa: BLE001 - one queue's trouble is not the others'
@@ -386,7 +369,7 @@ def _steps(line: StoryLine) -> dict[str, object]:
     """A story with its statements, each by its letter; no command where it cannot be repeated."""
     told = from_data(line.told)
     new = Legend().lettered(told)[1] if isinstance(told, Story) else []
-    again = shlex.join(["queueproof", "replay", typed(line.queue, Path("strategies"))])
+    again = shlex.join(["queueproof", "replay", matrix.typed(line.queue, Path("strategies"))])
     return {
         "steps": to_text(told, PAGE_WIDTH, sql=False),
         "sql": [(letter(number), _clipped(one)) for number, one in new],
@@ -404,15 +387,15 @@ def _clipped(sql: str) -> str:
 def _known(results: Path) -> tuple[dict[str, Any], dict[str, dict[str, Verdict]]]:
     """The server on which all queues were judged, and their verdicts, as `write` wrote them."""
     verdicts = json.loads((results / "conformance.json").read_text(encoding="utf-8"))
-    where = json.loads((results / STORIES).read_text(encoding="utf-8").partition("\n")[0])
+    where = json.loads((results / matrix.STORIES).read_text(encoding="utf-8").partition("\n")[0])
     return where, verdicts
 
 
 def redrawn(results: Path, directory: Path) -> tuple[list[Row], str]:
     """All queues as they are recorded, and the pooler: for pages that only say it otherwise."""
     where, judged = _known(results)
-    remarks = read_remarks(directory / REMARKS)
-    everything = [*names(directory), *peers(directory), *PROGRAMS]
+    remarks = matrix.read_remarks(directory / REMARKS)
+    everything = [*matrix.names(directory), *matrix.peers(directory), *PROGRAMS]
     verdicts = {name: judged[name] for name in everything if name in judged}
     said = {
         name: replace(peer, version=where["versions"].get(name, peer.version))
@@ -453,7 +436,7 @@ def _rows(
     said: Mapping[str, Peer],
 ) -> list[Row]:
     rows = []
-    reasons = {(one.queue, one.guarantee): one.reason for one in reversed(stories(results))}
+    reasons = {(one.queue, one.guarantee): one.reason for one in reversed(matrix.stories(results))}
     for name, found in verdicts.items():
         judgements = tuple(
             Judgement(id_, verdict, reasons.get((name, id_), "")) for id_, verdict in found.items()
@@ -478,14 +461,14 @@ def write(
     results.mkdir(parents=True, exist_ok=True)
     failed = [one.name for one in failures]
     stay = {*beside, *failed}
-    lines = [one for one in stories(results) if one.queue in stay]
+    lines = [one for one in matrix.stories(results) if one.queue in stay]
     lines += [one for row in rows if row.name not in stay for one in row.lines]
     order = [*(row.name for row in rows), *failed]
     lines.sort(key=lambda one: order.index(one.queue))
     versions = {row.name: row.peer.version for row in rows if row.peer and row.name in PROGRAMS}
     where = {"postgres": rows[0].card.postgres, "pooler": pooler, "versions": versions}
     written = [json.dumps(one) for one in (where, *(line._asdict() for line in lines))]
-    (results / STORIES).write_text("\n".join([*written, ""]), encoding="utf-8")
+    (results / matrix.STORIES).write_text("\n".join([*written, ""]), encoding="utf-8")
     path = results / "conformance.json"
     known = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
     data = {row.name: row.verdicts for row in rows}
@@ -495,7 +478,7 @@ def write(
     links: dict[str, dict[str, str]] = {}
     for one in lines:  # not by the line's number: a new story would change all links behind it
         stem = one.queue.rpartition("/")[2]
-        page = "stories.md" if one.queue in PROGRAMS else STORIES
+        page = "stories.md" if one.queue in PROGRAMS else matrix.STORIES
         links.setdefault(one.queue, {})[one.guarantee] = f"{page}#{stem}.{one.guarantee}"
     rows = [replace(row, links=links.get(row.name, {})) for row in rows]
     for page in ("conformance", "controls", "stories"):
@@ -539,7 +522,7 @@ def main(arguments: list[str] | None = None) -> int:
         shutil.rmtree(kept, ignore_errors=True)
     try:
         with as_file(files("queueproof.strategies")) as directory:
-            everything = [*names(directory), *peers(directory), *PROGRAMS]
+            everything = [*matrix.names(directory), *matrix.peers(directory), *PROGRAMS]
             todo = _chosen(options.queues, everything)
             beside = [name for name in everything if name not in todo]
             if beside:
