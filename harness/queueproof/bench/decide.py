@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 import random
+from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
@@ -108,11 +109,8 @@ def chance(values: Sequence[float]) -> float:
     Values are logarithms of the ratios, one for each round.
     """
     sizes = sorted(abs(value) for value in values if value)
-    first: dict[float, int] = {}
-    for place, size in enumerate(sizes):
-        first.setdefault(size, place)
     # Twice the rank, so that a shared one is whole: the first place and the last of its size.
-    ranks = {size: first[size] + 1 + first[size] + sizes.count(size) for size in first}
+    ranks = {size: bisect_left(sizes, size) + 1 + bisect_right(sizes, size) for size in sizes}
     above = sum(ranks[value] for value in values if value > 0)
     whole = sum(ranks[size] for size in sizes)
     if not sizes:
