@@ -176,11 +176,12 @@ def examine(
     state = _state(directory, postgres) if kept else ""
     todo = []
     for name in sorted(names, key=lambda name: name not in PROGRAMS):  # the slow ones first
-        row = _keep(kept, state, name, directory) if kept else None
-        if row is None:
-            todo.append(name)
+        place = _place(kept, state, name, directory) if kept else None
+        if place and place.exists():
+            card = read_card(place.read_text(encoding="utf-8"))
+            yield Row(name, card, _defect(name, directory), said.get(name))
         else:
-            yield replace(row, peer=said.get(name))
+            todo.append(name)
     if not todo:
         return
     with open_server(postgres) as server:
@@ -287,13 +288,6 @@ def _place(kept: Path, state: str, name: str, directory: Path) -> Path:
     text = "" if name in PROGRAMS else _whole(name, directory)
     digest = hashlib.sha256(f"{state} {text}".encode()).hexdigest()
     return kept / f"{name.replace('/', '.')}.{digest[:16]}.json"
-
-
-def _keep(kept: Path, state: str, name: str, directory: Path) -> Row | None:
-    place = _place(kept, state, name, directory)
-    if not place.exists():
-        return None
-    return Row(name, read_card(place.read_text(encoding="utf-8")), _defect(name, directory))
 
 
 def _put(kept: Path, state: str, row: Row, directory: Path) -> None:

@@ -127,7 +127,7 @@ def on_files(files: Files, config: MkDocsConfig) -> None:
 
 def _made() -> Iterator[tuple[str, str]]:
     for source, place in PAGES.items():
-        content = _linked(source, place)
+        content = _with_links(_CHART.sub(_panels, _source(source)), source, place)
         # The matrix takes the room of the table of contents.
         yield place, _wide(content) if 'class="matrix"' in content else content
     yield "guarantees/index.md", _guarantees()
@@ -142,11 +142,6 @@ def _made() -> Iterator[tuple[str, str]]:
     yield "reference/command-line.md", told
     yield "reference/card.md", _card()
     yield "assets/story.css", STYLE
-
-
-def _linked(source: str, place: str) -> str:
-    """A page of the repository, with its links as they are on the site."""
-    return _with_links(_CHART.sub(_panels, _source(source)), source, place)
 
 
 def _panels(found: re.Match[str]) -> str:
@@ -195,6 +190,8 @@ def _coloured(found: re.Match[str]) -> str:
 
 
 def _with_links(markdown: str, source: str, place: str) -> str:
+    """A page of the repository, with its links as they are on the site."""
+
     def on_site(found: re.Match[str]) -> str:
         target = posixpath.normpath(posixpath.join(posixpath.dirname(source), found[1]))
         there = _place(target, found[2] or "")

@@ -283,6 +283,8 @@ class _Spec:
             for sql in (_TRIGGERS, _PINNED)
         )
         used = [one for one in self._sessions.values() if one.steps]
+        # Workers by their number, then the others.
+        used.sort(key=lambda one: (not _WORKER.match(one.name), len(one.name), one.name))
         return filled_in(
             "story.spec.j2",
             guarantee=CATALOGUE[guarantee],
@@ -301,7 +303,7 @@ class _Spec:
             pinned=pinned,
             gates=gates,
             keys=GATE_KEYS,
-            sessions=sorted(used, key=_place),
+            sessions=used,
             conditions=self._failure.conditions,
             deadlocks=any("deadlock_timeout" in sql for one in used for sql in one.setup),
             stops=any(beat.event == "stops" for beat in self._beats),
@@ -309,15 +311,6 @@ class _Spec:
             ours={SCHEDULER, CLOCK},
             order=self._order,
             braced=braced,
-            commented=_commented,
+            commented=lambda told: "\n".join(f"# {one}".rstrip() for one in told.splitlines()),
             wrapped=partial(textwrap.fill, width=WIDTH),
         )
-
-
-def _place(session: _SpecSession) -> tuple[bool, int, str]:
-    """A session's place in the file: workers by their number, then the others."""
-    return not _WORKER.match(session.name), len(session.name), session.name
-
-
-def _commented(text: str) -> str:
-    return "\n".join(f"# {line}".rstrip() for line in text.splitlines())

@@ -100,15 +100,12 @@ def painted(sql: str) -> Markup:
     """SQL as HTML, its keywords, strings, parameters and comments marked."""
     found = PostgresLexer(stripnl=False, ensurenl=False).get_tokens(sql)
     told = Markup()
-    for name, tokens in itertools.groupby(found, lambda token: _painted(token[0])):
+    for name, tokens in itertools.groupby(
+        found, lambda token: next((name for wide, name in _PAINTED if token[0] in wide), "")
+    ):
         value = "".join(value for _, value in tokens)
         told += Markup('<span class="{}">{}</span>').format(name, value) if name else value
     return told
-
-
-def _painted(kind: object) -> str:
-    """The class of a kind of token; empty for what is plain."""
-    return next((name for wide, name in _PAINTED if kind in wide), "")
 
 
 def statements(story: Story) -> list[tuple[str, str, str]]:
