@@ -49,7 +49,8 @@ def read(kind: Any, data: Any) -> Any:  # noqa: ANN401 - types, and what JSON ho
                 with suppress(ValueError):
                     return read(part, data)
     named = str(getattr(kind, "__name__", "")).lower()  # one of several forms says which it is
-    if is_dataclass(kind) and isinstance(data, dict) and data.get(_WORD, named) == named:
+    is_it = isinstance(data, dict) and data.get(_WORD, named) == named
+    if isinstance(kind, type) and is_dataclass(kind) and is_it:
         hints = _hints(kind)
         known = {name: read(hints[name], data[name]) for name in data.keys() & hints.keys()}
         needed = [one.name for one in fields(kind) if one.default is one.default_factory is MISSING]
