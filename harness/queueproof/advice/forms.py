@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Sequence
+from itertools import pairwise
 from typing import NamedTuple
 
 from sqlglot import exp
@@ -422,17 +423,13 @@ def _in_one_order(site: Site, draft: Draft) -> Iterator[Change]:
 def _capped(site: Site, _: Draft) -> Iterator[Change]:
     """An exponent stays within what an interval can hold."""
     parsed = site.parsed
-    for power in parsed.tree.find_all(exp.Pow):
-        if isinstance(power.expression, exp.Least):
+    everything = Span(0, len(parsed.text))
+    for power, begin in pairwise(parsed.tokens(everything)):
+        if parsed.source(power) != "^" or parsed.source(begin).upper() == "LEAST":
             continue
-        span = parsed.span(power)
-        words = parsed.words(span)
-        if "^" not in words:
-            continue
-        begin = parsed.tokens(span)[words.index("^") + 1]
         end, inner = begin, parsed.source(begin)
         if inner == "(":
-            end = parsed.outermost(Span(begin.start, span.end), frozenset(")")) or begin
+            end = parsed.outermost(Span(begin.start, len(parsed.text)), frozenset(")")) or begin
             inner = parsed.text[begin.end : end.start]
         new = f"LEAST({inner.strip()}, 10)"
         yield Change("exponent capped", [Edit(Span(begin.start, end.end), new)])

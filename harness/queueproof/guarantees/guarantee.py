@@ -46,7 +46,8 @@ class Guarantee:
     safe_alone: str = ""
     # The same where its story has one actor, whom nobody disturbs; or empty.
     safe_by_itself: str = ""
-    advised: bool = False  # whether its probe says what mends this queue, which goes before `safe`
+    # Whether its probe says at last what mends this queue, which stands in the place of `safe`.
+    advised: bool = False
     # Whether it is broken by what undoes an end: the operation is named that did.
     undone: bool = False
     # The broken queue that shows best what `wild` says, where it is not the one with the fewest

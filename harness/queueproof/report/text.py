@@ -185,8 +185,7 @@ def remedy(name: str, told: Told | None, offers: Collection[str] | None = None) 
     if guarantee.safe_by_itself and isinstance(told, Story) and len(told.actors) == 1:
         return guarantee.safe_by_itself
     if guarantee.advised and isinstance(told, Account):
-        said = (part.text for part in told.parts if "CREATE INDEX" in part.text)
-        return next(said, f"What is said of this claim's plan. In general: {safe}")
+        return told.parts[-1].text
     undone = _undone(told) if isinstance(told, Story) and guarantee.undone else None
     if undone is None:
         return safe
