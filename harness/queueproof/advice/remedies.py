@@ -159,7 +159,8 @@ def _own(draft: Draft) -> list[tuple[str, str]]:
     found += [(f"'{state}'", told[state]) for state in quoted]
     lacking = {"queue": r"(?<=\()queue, ", "priority": "priority DESC, ", "due": "run_at, "}
     found += [(pattern, "") for role, pattern in lacking.items() if not known[role]]
-    if not known["most"] and draft.queue.max_attempts:
+    bounds_all = "max_attempts" not in draft.queue.takes("enqueue")  # and no job has its own
+    if not known["most"] and draft.queue.max_attempts and bounds_all:
         found.append((r"\bmax_attempts`, the row's own", f"{draft.queue.max_attempts}`"))
     columns = {
         r"\bid(?= = :id\b|\) WHERE)": known.key,
