@@ -2,6 +2,7 @@
 
 import pytest
 
+from queueproof.probes.buffers import _comparable
 from queueproof.probes.serving import Join, ServingIndex, join_of_all, serving_indexes
 from tests.fix_histories import pairs
 
@@ -54,11 +55,14 @@ def test_no_index_is_made_up(claim: str) -> None:
 
 
 def test_a_claim_of_two_queries_has_an_index_for_each() -> None:
-    """Which of them is lacking shows in the indexes that are there."""
+    """The indexes that are there show which one is lacking."""
     late = "SELECT id FROM d WHERE held < now() ORDER BY held LIMIT 1"
     claim = f"WITH late AS ({late}), due AS (SELECT id FROM d ORDER BY due LIMIT 1) SELECT 1"
     indexes = ["CREATE INDEX ON d (held)", "CREATE INDEX ON d (due)"]
     assert [index.sql for index in serving_indexes(claim)] == indexes
+    there = "CREATE INDEX x ON public.d USING btree (held) WHERE ({} IS NOT NULL)"
+    assert _comparable(there.format("held")) == _comparable(indexes[0])
+    assert _comparable(there.format("due")) != _comparable(indexes[0])
 
 
 def test_states_joined_by_or_are_asked_for_together() -> None:

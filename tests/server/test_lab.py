@@ -508,10 +508,17 @@ def test_opening_a_gate_passes_exactly_one(lab_of: LabOf, gate: Gate, gates: int
     assert session.result().affected == 1
 
 
-def test_a_crash_of_postgresql_itself_is_told() -> None:
+@pytest.mark.parametrize(
+    ("by", "told", "why"),
+    [
+        (signal.SIGSEGV, "signal 11: Segmentation fault", "No statement may crash it"),
+        (signal.SIGKILL, "signal 9: Killed", "Somebody has killed it, or the kernel"),
+    ],
+)
+def test_a_crash_of_postgresql_itself_is_told(by: signal.Signals, told: str, why: str) -> None:
     """With its signal and the statement, and not as what somebody has done to a connection."""
-    told = r"crashed \(signal 11: Segmentation fault; .*was running: SELECT 4711\), so there is no"
-    refused = pytest.raises(ServerUnavailableError, match=told)
+    message = rf"crashed \({told}; .*was running: SELECT 4711\), so there is no verdict\. {why}"
+    refused = pytest.raises(ServerUnavailableError, match=message)
     with (
         open_server("embedded") as server,
         refused,
@@ -519,7 +526,7 @@ def test_a_crash_of_postgresql_itself_is_told() -> None:
     ):
         session = lab.session("w1")
         session.run("SELECT 4711")
-        os.kill(session.pid, signal.SIGSEGV)
+        os.kill(session.pid, by)
         session.run("SELECT 4712")
 
 

@@ -48,10 +48,11 @@ _PLAIN = ("priority", "queue", "max_attempts", "payload")
 def _locked(site: Site, draft: Draft) -> Iterator[Change]:
     """The rows to be changed are locked as they are read, past those that others hold."""
     parsed = site.parsed
-    # And what a statement finds by which later ones act, as the workers that have gone.
-    whole = isinstance(parsed.tree, exp.Select) and parsed.tree.args.get("from_")
     reads = site.reads(draft.jobs.table.name)
-    for select in reads if not whole or parsed.tree in reads else [*reads, parsed.tree]:
+    if isinstance(parsed.tree, exp.Select) and parsed.tree.args.get("from_"):
+        # What a statement finds by which later ones act, as the workers that have gone.
+        reads += [parsed.tree] if parsed.tree not in reads else []
+    for select in reads:
         # A sub-select that is run again locks, past what it has locked, a job more each time.
         among = select.find_ancestor(exp.Predicate)
         once = _as_array(parsed, among) if isinstance(among, exp.In) else []

@@ -280,19 +280,22 @@ class Server:
             return self.home is not None and shutil.disk_usage(self.home).free < _SEGMENT
         return False
 
-    @property
     def crash(self) -> str:
-        """The last line on a crash of one of its processes, as its log has it soon; or nothing."""
+        """The signal that ended one of its processes, and its statement; nothing where none did.
 
-        def told() -> list[tuple[str, str]]:
-            log = (self.home / "log").read_text(errors="replace") if self.home else ""
-            return _CRASH.findall(log)
+        Its log has that soon after a connection is lost; of a server that is not ours it is unseen.
+        """
+        told: list[tuple[str, str]] = []
+
+        def found() -> bool:
+            assert self.home is not None
+            told[:] = _CRASH.findall((self.home / "log").read_text(errors="replace"))
+            return bool(told)
 
         with suppress(OSError, waits.LimitError):
-            waits.until(lambda: bool(told()), waits.LOGGED, "a line on a crash")
-            signal, statement = told()[-1]
-            return f"{signal}; {' '.join(statement.split())}"
-        return ""
+            if self.home is not None:
+                waits.until(found, waits.LOGGED, "a line on a crash")
+        return "; ".join(" ".join(part.split()) for part in told[-1]) if told else ""
 
     def lacks(self, conninfo: str) -> bool:
         """True if it answers, and no longer has such a database."""

@@ -660,8 +660,9 @@ def _of_all(join: Join) -> str:
 def _comparable(index: str) -> str:
     """An index without its own name and its table's: as an author or the server says it."""
     columns = index[index.index("(") :]
-    # What is compared is not NULL.
-    bare = re.sub(r" WHERE \(\w+ IS NOT NULL\)$|::[\w. ]+|[()\s]", "", columns).lower()
+    # What is compared first is not NULL.
+    columns = re.sub(r"^(\((\w+)\b.*) WHERE \(\2 IS NOT NULL\)$", r"\1", columns)
+    bare = re.sub(r"::[\w. ]+|[()\s]", "", columns).lower()
     return re.sub(r"=anyarray\[([^]]*)\]", r"in\1", bare)
 
 

@@ -9,7 +9,7 @@ from queueproof.queues.model import Queue
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """What decides if a guarantee can be asked of a queue: mostly what it was seen to do."""
+    """The facts that decide if a guarantee can be asked of a queue, most of them seen."""
 
     queue: Queue
     held: bool  # its claim ends inside a transaction, so that the row lock is the claim

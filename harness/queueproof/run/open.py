@@ -112,11 +112,12 @@ def _held_responsible(server: Server, conninfo: str) -> Iterator[None]:
 
 def refuse_crashed(server: Server) -> None:
     """Say of a server whose connections are lost that it has crashed, where its log has that."""
-    if crash := server.crash:
-        raise ServerUnavailableError(
-            f"PostgreSQL itself has crashed ({shorten(crash, _CRASH)}), so there is no verdict. No"
-            " statement may crash it: try another version (--postgres), and report it to PostgreSQL"
-        ) from None
+    if crash := server.crash():
+        why = "No statement may crash it: try another version (--postgres), and report this one"
+        if crash.startswith("signal 9:"):
+            why = "Somebody has killed it, or the kernel, which does so where memory runs out"
+        told = f"PostgreSQL itself has crashed ({shorten(crash, _CRASH)}), so there is no verdict"
+        raise ServerUnavailableError(f"{told}. {why}") from None
 
 
 def _start_of(conninfo: str) -> object:
