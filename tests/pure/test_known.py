@@ -138,7 +138,7 @@ def test_the_line_of_a_break_is_the_one_to_change() -> None:
     more = (Break("b", "told", None, place=Place("q.sql", 9)),)
     one = Judgement("order", "broken", "a " * 60, "story", "T", more=more, place=Place("q.sql", 8))
     told = "Add it. With this change at q.sql:7 it is gone."
-    advice = {"order": Advice(told, adds=True, place=Source(Path("q.sql"), 7))}
+    advice = {"order": Advice(told, Source(Path("q.sql"), 7))}
     queue = load_text(SKIP_LOCKED, "q.sql")
     card = with_remedies(Card("q.sql", "p", 0, 1.0, [one]), queue, advice=advice)
     assert [found.place for found in card.guarantees[0].stories] == [Place("q.sql", 7)] * 2

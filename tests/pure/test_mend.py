@@ -334,6 +334,16 @@ UPDATE jobs SET ends = now() + extract(minutes FROM :lease) * interval '1 s' RET
 LEASE = 'lease = "1 minute"'
 OTHERS = """(age)
 DELETE FROM jobs WHERE status NOT IN ('queued', 'running') AND due < now() - :age;"""
+FREED = """(id, worker)!
+WITH {0} AS (UPDATE jobs SET status = 'completed' WHERE id = :id RETURNING id),
+freed AS (UPDATE slots SET job = NULL FROM {0} WHERE {1}) SELECT id FROM {0};"""
+ENDED = "\nUPDATE jobs SET status = 'completed'{} WHERE id = ANY (:ids) RETURNING id;"
+BEHIND = """
+UPDATE jobs SET status = 'queued' WHERE id = ANY (ARRAY(
+  SELECT id FROM jobs ORDER BY id LIMIT 10
+)) AND due <= now() RETURNING id;"""
+BY_NUMBER = """
+WITH old AS (SELECT id, tries < 3 AS again, tries >= most AS over FROM jobs) SELECT id FROM old;"""
 HOLDER = (
     "(id, receipt)!\nUPDATE jobs SET status = 'completed' WHERE id = :id AND receipt = :receipt;"
 )
@@ -427,6 +437,39 @@ MADE = {
     ),
     "zoneless": ("server-clock", {"fail": DOUBLED}, "SELECT now() + interval"),
     "deleted": ("stale-recovery", {"fail": FAILS, "recover": DELETES}, "DELETE FROM jobs"),
+    "freed": (
+        "concurrency-limit",
+        {
+            "complete": FREED.format("done", "slots.owner = :worker"),
+            "fail": FREED.format("lost", "slots.job = lost.id AND :worker <> ''"),
+        },
+        "\n  AND slots.job = done.id",
+    ),
+    "cleared": (
+        "final-state",
+        {
+            "complete": f"(ids){ENDED.format(', owner = NULL')}",
+            "complete_many": f"(ids){ENDED.format('')}",
+        },
+        "-- name: complete_many(ids)\nUPDATE jobs SET status = 'completed', owner = NULL",
+    ),
+    "first": ("no-starvation", {"promote": BEHIND}, "FROM jobs\n  WHERE due <= now() ORDER BY id"),
+    "committed": (
+        "single-claim",
+        {"fail": "(id)\nSELECT 1;\nCOMMIT;\nUPDATE jobs SET due = now() WHERE id = :id;"},
+        "(id)\nSELECT 1;\nUPDATE jobs SET due = now() WHERE id = :id;\nCOMMIT;",
+    ),
+    "bound": ("retry-bound", {"recover": BY_NUMBER}, "tries < most AS again"),
+    "less": (
+        "retry-given",
+        {"cleanup": OTHERS.replace("NOT IN", "IN")},
+        "IN ('running')",
+    ),
+    "number": (
+        "order",
+        {"schema#": "\nCREATE TABLE d (p text GENERATED ALWAYS AS (doc ->> 'p') STORED);"},
+        "p int GENERATED ALWAYS AS ((doc ->> 'p')::int) STORED",
+    ),
     "ended": ("no-lost-job", {"cleanup": OTHERS}, "WHERE status IN ('completed') AND due"),
 }
 NOWHERE = f"\n{FREE} FOR UPDATE SKIP LOCKED;\nINSERT INTO held SELECT;"

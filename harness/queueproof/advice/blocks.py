@@ -27,6 +27,27 @@ def _transaction(whole: Block) -> list[Edit]:
     return [Edit.at(start, "BEGIN;\n"), Edit.at(end, ";\nCOMMIT")]
 
 
+def _bound(whole: Block, draft: Draft) -> Iterator[Change]:
+    """A count is compared with what the file compares it with elsewhere, and not with a number."""
+    for place in whole.statements:
+        for seen in re.finditer(r"\b(\w+\.)?(\w+)\s*[<>]=?\s*(\d+)\b", place.text):
+            count = seen[2]
+            bounds = rf"\b{count}\s*[<>]=?\s*(?:\w+\.)?([a-z_]\w*)\b(?!\()"
+            for bound in dict.fromkeys(re.findall(bounds, draft.text)):
+                edit = Edit(Span(*seen.span(3)), f"{seen[1] or ''}{bound}").moved(place.start)
+                yield Change(f"compares {count} with {bound}", [edit])
+
+
+def _committed_last(whole: Block, draft: Draft) -> Iterator[Change]:
+    """A transaction ends behind all that belongs to it."""
+    *before, last = whole.statements
+    ends = [place for place in before if place.word in {"COMMIT", "END"}]
+    if len(ends) == 1 and last.word not in ends[0].word:
+        gone = Edit(_with_end(draft, ends[0].span))
+        there = Edit.at(last.span.end, f";\n{ends[0].text}")
+        yield Change(f"{ends[0].text} moved to the end", [gone, there])
+
+
 def _fresh(whole: Block, _: Draft) -> Iterator[Change]:
     """Rows that a lock guards are read after it was taken, whatever the default is."""
     for place in whole.statements:
@@ -134,6 +155,7 @@ _TYPES = (
     (r"\bUNLOGGED ", ""),
     (r" CACHE \d+", ""),
     (r"(?<=priority)(\s+)text(\s+NOT NULL DEFAULT )'0'", r"\1int\g<2>0"),
+    (r"\btext(\s+GENERATED ALWAYS AS )\(([^()]*->>[^()]*)\)", r"int\1((\2)::int)"),
 )
 
 
@@ -142,8 +164,8 @@ def _retyped(whole: Block, _: Draft) -> Iterator[Change]:
     plain = [place for place in whole.statements if "$" not in place.text]
     for pattern, new in _TYPES:
         edits = [edit for one in plain for edit in rewritten(one.text, pattern, new, one.start)]
-        if edits:
-            yield Change(f"{edits[0].new.strip() or 'default'} in the schema", edits)
+        for some in [edits, *([one] for one in edits)] if edits else ():
+            yield Change(f"{some[0].new.strip() or 'default'} in the schema", some)
 
 
 def _indexed(whole: Block, draft: Draft) -> Iterator[Change]:
@@ -174,9 +196,11 @@ _NO_SCHEMA = " ".join(name for name in OPERATION_OF if name != "schema")
 
 WHOLE: Sequence[Form] = (
     Form(_as_one, f"{TWICE} no-lost-job not-early stale-recovery", _NO_SCHEMA),
+    Form(_bound, "retry-bound retry-given stale-recovery no-lost-job"),
+    Form(_committed_last, f"{TWICE} no-lost-job backoff stale-recovery", _NO_SCHEMA),
     Form(_fresh, "isolation"),
     Form(_tokened, TWICE, " ".join(HELD - {"complete_many"})),
-    Form(_swapped, "no-deadlock", _NO_SCHEMA),
+    Form(_swapped, "no-deadlock concurrency-limit", _NO_SCHEMA),
     Form(_locked_first, "no-deadlock", "complete_many"),
     Form(_answered, "pooler-safe", "enqueue"),
     Form(_of_transaction, "pooler-safe", _NO_SCHEMA),

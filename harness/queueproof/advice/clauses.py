@@ -83,6 +83,20 @@ def conditions(parsed: Parsed) -> Iterator[Change]:
             yield Change(what, (parsed.clause(parsed.span(where)),))
 
 
+def listed(parsed: Parsed) -> Iterator[Change]:
+    """A value less in a list of them."""
+    for among in parsed.tree.find_all(exp.In):
+        span = parsed.span(among)
+        several = len(among.expressions) > 1
+        if not several or not all(isinstance(one, exp.Literal) for one in among.expressions):
+            continue
+        values = parsed.tokens(span)[-2 * len(among.expressions) : -1 : 2]
+        for value in values:
+            left = ", ".join(parsed.source(one) for one in values if one != value)
+            what = f"{parsed.source(value)} dropped from {quoted(parsed.source(span))}"
+            yield Change(what, (Edit(Span(values[0].start, values[-1].end), left),))
+
+
 _COMPARISONS = {"<": ("<=", ">"), "<=": ("<", ">="), ">": (">=", "<"), ">=": (">", "<=")}
 
 

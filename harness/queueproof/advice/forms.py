@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Sequence
-from itertools import pairwise
+from itertools import pairwise, product
 from typing import NamedTuple
 
 from sqlglot import exp
@@ -22,12 +22,13 @@ from queueproof.advice.clauses import (
     comparisons,
     conditions,
     is_test,
+    listed,
     mentions,
     prefix_of,
     rewritten,
 )
 from queueproof.advice.maker import Clause
-from queueproof.advice.reading import HELD, Draft, Site, is_of, quoted
+from queueproof.advice.reading import HELD, OTHER, OWN, Draft, Site, is_of, other_of, quoted
 from queueproof.queues.sqltext import Span
 from queueproof.queues.sqltree import Edit, Parsed
 
@@ -102,22 +103,23 @@ def _read_first(site: Site, draft: Draft) -> Iterator[Change]:
 
 
 def _as_others(site: Site, draft: Draft) -> Iterator[Change]:
-    """The row is asked what the block asks of it elsewhere, or another operation on a held job."""
-    if not site.own:
-        return
-    table = draft.jobs.table.name
-    pool = draft.asked.get("held" if site.block in HELD else site.block, ())
-    read = site.reads(table)
+    """A row is asked what the block asks of one elsewhere, or another operation on a held job."""
     # A row that the statement has locked is as it was when it was asked.
-    locked = any(one.args.get("locks") for one in read)
-    for node in read if locked else [*site.changes(table), *read]:
-        prefix = prefix_of(node)
-        mine = {" ".join(site.text(part).split()).removeprefix(prefix) for part in site.where(node)}
-        for asked in pool:
-            if site.block == "complete_many" and ":" in asked:  # it takes several of each
-                continue
-            if asked not in mine:
-                yield from _asking(site, node, f"{prefix}{asked}")
+    locked = {table for node, table in site.rows() if node.args.get("locks")}
+    for node, table in site.rows() if site.own else ():
+        if table in locked and not isinstance(node, exp.Select):
+            continue
+        pool = draft.asked.get(("held" if site.block in HELD else site.block, table), {})
+        mine = {site.told(node, part) for part in site.where(node)}
+        for asked in (one for one in pool if one not in mine):
+            of_several = site.block == "complete_many" and ":" in asked  # it takes several of each
+            if not of_several and (OTHER not in asked or other_of(node)):
+                yield from _asking(site, node, _here(asked, node))
+
+
+def _here(told: str, node: exp.Expr) -> str:
+    """A condition or a value of another statement, in this one's words."""
+    return told.replace(OWN, prefix_of(node)).replace(OTHER, f"{other_of(node)}.")
 
 
 def _asking(site: Site, node: exp.Expr, *asked: str) -> Iterator[Change]:
@@ -261,8 +263,8 @@ def _upserted(site: Site, draft: Draft) -> Iterator[Change]:
         free = [f"{table}.{known['status']} = {known.states['queued']}"] if known["status"] else []
         free += [
             f"{table}.{given[1]} IS NULL"
-            for asked in draft.asked.get("held", ())
-            if (given := re.match(r"(\w+) = :(?!id\b)", asked))
+            for asked in draft.asked.get(("held", known.table.name), ())
+            if (given := re.match(rf"{OWN}(\w+) = :(?!id\b)", asked))
         ]
         for part in conflict.expressions:
             column, value = map(str.strip, site.text(part).split("=", 1))
@@ -305,16 +307,29 @@ def _due(site: Site, draft: Draft) -> Iterator[Change]:
                 yield from _asking(site, node, late)
 
 
-def _as_failed(site: Site, draft: Draft) -> Iterator[Change]:
-    """A crash counts as a failed attempt does: recover writes what `fail` writes, but no wait."""
-    updates = [one for one in site.changes(draft.jobs.table.name) if isinstance(one, exp.Update)]
-    for update in updates:
+_ENDS = ("complete", "complete_many", "fail", "recover")  # operations that end an attempt
+_SAME = {"recover": "fail", "complete_many": "complete", "complete": "complete_many"}
+"""Those of them that leave the row as another one does."""
+
+
+def _as_siblings(site: Site, draft: Draft) -> Iterator[Change]:
+    """An attempt's end writes what another end writes, or clears what that clears.
+
+    A crash counts as a failed attempt does, but nobody waits after it.
+    """
+    updates = [one for one in site.rows() if isinstance(one[0], exp.Update)]
+    for (update, table), other in product(updates, _ENDS):
         written = {part.this.name for part in update.expressions} | {draft.jobs["due"].name}
-        lacking = {name: text for name, text in draft.failing.items() if name not in written}
-        if written and lacking:
+        lacking = {
+            name: _here(value, update)
+            for name, value in draft.written_to.get((other, table), {}).items()
+            if name not in written and (value == "NULL" or other == _SAME.get(site.block))
+            if OTHER not in value or other_of(update)
+        }
+        if lacking:
             end = site.parsed.span(update.expressions[-1]).end
-            more = "".join(f", {name} = {text}" for name, text in lacking.items())
-            yield Change(f"sets {', '.join(lacking)} as fail does", [Edit.at(end, more)])
+            more = "".join(f", {name} = {value}" for name, value in lacking.items())
+            yield Change(f"sets {', '.join(lacking)} as {other} does", [Edit.at(end, more)])
 
 
 def _written(site: Site, draft: Draft) -> Iterator[Change]:
@@ -518,6 +533,32 @@ def _unlocked(site: Site, _: Draft) -> Iterator[Change]:
         yield Change(":worker instead of a setting", told)
 
 
+def _inside(site: Site, _: Draft) -> Iterator[Change]:
+    """What a row must be is asked where the LIMIT stands: what is left out behind it took room."""
+    for node, table in site.rows():
+        within = [one for part in site.where(node) for one in part.find_all(exp.Select)]
+        if other := other_of(node):
+            ctes = site.parsed.tree.find_all(exp.CTE)
+            within = [one.this for one in ctes if one.alias == other]
+        limited = [one for one in within if one.args.get("limit") and _reads(one, table)]
+        parts = site.where(node)
+        for select, (index, part) in product(limited, enumerate(parts)):
+            told = site.told(node, part)
+            if not told or OTHER in told:
+                continue
+            where, source = select.args.get("where"), site.parsed.span(select.args["from_"])
+            own = told.replace(OWN, prefix_of(select))
+            line = f"\n{site.parsed.indent(source.start)}" if "\n" in site.parsed.text else " "
+            asked = f"{line}WHERE {own}" if where is None else f" AND {own}"
+            end = source.end if where is None else site.parsed.span(where).end
+            what = f"asks for {site.text(part)} before the LIMIT"
+            yield Change(what, [site.parsed.without(parts, index), Edit.at(end, asked)])
+
+
+def _reads(select: exp.Expr, table: str) -> bool:
+    return isinstance(select.args.get("from_"), exp.From) and is_of(select.args["from_"], table)
+
+
 def _without_cte(site: Site, _: Draft) -> Iterator[Change]:
     """A change on the side, that nothing else in the statement reads, is left out."""
     parsed = site.parsed
@@ -602,9 +643,14 @@ FORMS: Sequence[Form] = (
         "live-lease stale-recovery retry-bound retry-given backoff no-lost-job not-early fencing",
         "claim heartbeat recover fail",
     ),
-    Form(_as_failed, "retry-bound stale-recovery no-lost-job", "recover"),
+    Form(
+        _as_siblings,
+        f"{TWICE} retry-bound stale-recovery no-lost-job no-starvation",
+        " ".join(_ENDS),
+    ),
     Form(_counted, "retry-bound retry-given stale-recovery no-lost-job"),
     Form(_null_safe, _LOST),
+    Form(_inside, f"{_LOST} order claim-limit not-early routing"),
     Form(_once, "claim-limit order no-starvation"),
     Form(_ordered, "order steady-cost no-starvation", "claim"),
     Form(_in_one_order, "no-deadlock", "complete_many cleanup recover"),
@@ -617,8 +663,12 @@ FORMS: Sequence[Form] = (
     Form(_without_cte, "backoff non-blocking no-deadlock no-lost-job stale-recovery", last=True),
     Form(
         _dropped,
-        f"{_LOST} order fencing live-lease not-early routing steady-cost",
-        f"claim recover {_ON_HELD}",
+        f"{_LOST} {TWICE} order not-early routing steady-cost",
+        last=True,
+    ),
+    Form(
+        lambda site, _: listed(site.parsed),
+        f"{_LOST} retry-bound final-state live-lease concurrency-limit order",
         last=True,
     ),
     Form(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -17,8 +18,10 @@ from queueproof.advice.roles import Column, Table
 from queueproof.queues import sqltext
 from queueproof.queues.block import Block
 from queueproof.queues.sqlfile import SqlFileQueue, load_text
-from queueproof.queues.sqltree import Parsed, sites
+from queueproof.queues.sqltext import Span
+from queueproof.queues.sqltree import Edit, Parsed, applied, sites
 
+OWN, OTHER = "\1", "\2"  # before a column's name: of the row itself, of what it is joined with
 HELD = frozenset({"complete", "complete_many", "fail", "heartbeat"})  # operations on a claimed job
 _NOW = (exp.CurrentTimestamp, exp.CurrentTime, exp.Localtimestamp)
 _ENDS = ("completed", "failed")
@@ -50,6 +53,32 @@ class Site:
     def both(self, table: str) -> list[exp.Expr]:
         """The nodes that change a table, and then those that read it."""
         return self.changes(table) + self.reads(table)
+
+    def rows(self) -> Iterator[tuple[exp.Expr, str]]:
+        """The UPDATEs, DELETEs and queries of one table, each with its name."""
+        for node in self.parsed.tree.find_all(exp.Update, exp.Delete, exp.Select):
+            source = node.args.get("from_") if isinstance(node, exp.Select) else node
+            table = source.this if source is not None and not node.args.get("joins") else None
+            if isinstance(table, exp.Table):
+                yield node, table.name
+
+    def told(self, node: exp.Expr, part: exp.Expr) -> str:
+        """A condition or a value in the file's words, with OWN or OTHER before the columns' names.
+
+        Empty where it has a query, or columns of more.
+        """
+        names = {other_of(node): OTHER, "": OWN, _alias(node): OWN}
+        columns = list(part.find_all(exp.Column))
+        known = "span" in part.meta and all(one.table in names for one in columns)
+        if not known or part.find(exp.Select):
+            return ""
+        span = self.parsed.span(part)
+        first = [(one, one.parts[0].meta["start"]) for one in columns]
+        edits = [
+            Edit(Span(begin, one.this.meta["start"]), names[one.table]).moved(-span.start)
+            for one, begin in first
+        ]
+        return " ".join(applied(self.parsed.source(span), edits).split())
 
     def where(self, node: exp.Expr) -> list[exp.Expr]:
         """The conditions of a query that all must hold."""
@@ -182,40 +211,29 @@ class Draft:
                 yield "due", name
 
     @cached_property
-    def failing(self) -> dict[str, str]:
-        """The assignments of a failed attempt, without those of what it is told."""
-        return {
-            part.this.name: site.text(part).partition("=")[2].strip()
-            for site in self.sites
-            if site.own and site.block == "fail"
-            for change in site.changes(self.jobs.table.name)
-            for part in change.expressions  # of a DELETE there are none
-            if not part.find(exp.Placeholder)
-        }
+    def written_to(self) -> dict[tuple[str, str], dict[str, str]]:
+        """The values that each block gives a table's columns, without parameters; see `told`."""
+        found = defaultdict[tuple[str, str], dict[str, str]](dict)
+        for site in self.sites:
+            for change, table in site.rows() if site.own else ():
+                for part in change.expressions if isinstance(change, exp.Update) else ():
+                    value = site.told(change, part).partition("=")[2].strip()
+                    if value and not part.find(exp.Placeholder):
+                        found[site.block, table][part.this.name] = value
+        return found
 
     @cached_property
-    def asked(self) -> dict[str, dict[str, None]]:
-        """The conditions that each block has of the job's row alone, in the words of the file.
+    def asked(self) -> dict[tuple[str, str], dict[str, None]]:
+        """The conditions that each block has of a table's rows, in the file's words; see `told`.
 
         Of the operations on a claimed job it is what any of them asks, under `held`.
         """
-        asked: dict[str, dict[str, None]] = {}
+        asked = defaultdict[tuple[str, str], dict[str, None]](dict)
         for site in self.sites:
-            if not site.own or site.block == "complete_many":
-                continue
-            of = asked.setdefault("held" if site.block in HELD else site.block, {})
-            for node in site.parsed.tree.find_all(exp.Update, exp.Delete, exp.Select):
-                source = node.args.get("from_") if isinstance(node, exp.Select) else node
-                if source is None or not is_of(source, self.jobs.table.name):
-                    continue
-                if node.args.get("joins"):
-                    continue
-                name = source.this.alias_or_name
-                for part in site.where(node):
-                    alone = all(one.table in {"", name} for one in part.find_all(exp.Column))
-                    if alone and not part.find(exp.Select) and "span" in part.meta:
-                        text = " ".join(site.text(part).split())
-                        of[re.sub(rf"\b{re.escape(name)}\.", "", text)] = None
+            for node, table in site.rows() if site.own and site.block != "complete_many" else ():
+                of = asked["held" if site.block in HELD else site.block, table]
+                told = (site.told(node, part) for part in site.where(node))
+                of |= dict.fromkeys(one for one in told if OWN in one)
         return asked
 
     @cached_property
@@ -283,6 +301,18 @@ def quoted(*parts: str) -> str:
         one if re.fullmatch(r"[a-z_][a-z0-9_$]*", one) else '"' + one.replace('"', '""') + '"'
         for one in parts
     )
+
+
+def _alias(node: exp.Expr) -> str:
+    source = node.args["from_"] if isinstance(node, exp.Select) else node
+    return str(source.this.alias_or_name)
+
+
+def other_of(node: exp.Expr) -> str:
+    """The name of the one table or query that an UPDATE or DELETE joins its rows with, or none."""
+    using = node.args.get("using") or [getattr(node.args.get("from_"), "this", None)]
+    joined = using[0] if not isinstance(node, exp.Select) else None
+    return "" if joined is None or joined.args.get("joins") else str(joined.alias_or_name)
 
 
 def is_of(node: exp.Expr, table: str) -> bool:

@@ -42,9 +42,8 @@ def with_remedies(
             story = f"{one.reason}\n{one.story}"
             told = remedy_of(one.id, one.told, story, queue) if one.stories else None
         if told and advice and one.id in advice:
-            own = advice[one.id]
-            told = own.text if own.adds else f"{own.text} In general: {told}"
-            one = _placed(one, own.place)  # noqa: PLW2901 - the same, at the line that it names
+            told, place = advice[one.id]
+            one = _placed(one, place)  # noqa: PLW2901 - the same, at the line that it names
         judgements.append(replace(one, remedy=told))
     return replace(card, guarantees=judgements)
 

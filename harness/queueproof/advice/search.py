@@ -51,7 +51,7 @@ from queueproof.search.tokens import decode_token
 from queueproof.space.pieces import Pieces
 
 MOST = 120  # candidates for each broken guarantee
-ADVISED, OF_ALL = 12, 48  # the same where a check only looks for what to say, and for all together
+ADVISED, OF_ALL = 30, 90  # the same where a check only looks for what to say, and for all together
 DEAR = frozenset({"steady-cost", "old-snapshot", "pooler-safe", "crash-safe"})
 """Their stories take seconds each: a check does not look for what mends them."""
 DEPTH = 3  # changes that go together
@@ -90,6 +90,11 @@ _TO_DO = {  # patterns of a form's name, each with the words in which a reader i
     r"^(\w+): (.*) added$": r"Add \2 to \1",
     r"^(\w+): (.*) added, (.*) instead of (\w+)$": r"Add \2 to \1, and write \3 instead of \4",
     r"^(\w+): (.*) dropped$": r"Drop \2 from \1",
+    r"^\w+: (.*) dropped from (.*)$": r"Drop \1 from \2",
+    r"^(\w+): (.*) moved to the end$": r"Move \2 to the end of \1",
+    r"^(\w+): sets (.*)$": r"Let \1 set \2",
+    r"^\w+: compares (.*)$": r"Compare \1",
+    r"^schema: (.*) in the schema$": r"Declare it `\1`",
 }
 
 
@@ -175,9 +180,6 @@ class Advice(NamedTuple):
     """The lines to write in a queue's file."""
 
     text: str  # the lines, in words
-    # Whether the file only asks or sets more with it. What takes something away may have been there
-    # for another reason, so that the general way to keep a guarantee is told too.
-    adds: bool
     place: Source  # the first one that changes
 
 
@@ -201,7 +203,7 @@ def advise(
         if kept is not None:
             used[kept.text] = kept
             place = file.source_of(_first_row(text, kept.text))
-            found[one.id] = Advice(said(text, kept, place), not kept.last, place)
+            found[one.id] = Advice(said(text, kept, place), place)
     return found
 
 
@@ -231,8 +233,12 @@ class _Asking:
         return self._on_top(first) if forms and several else None
 
     def _kept(self, fix: Fix) -> Outcome:
-        """The guarantee asked itself: a form may end that story, and put another in its place."""
+        """The guarantee asked itself: a form may end that story, and put another in its place.
+
+        What takes something away may break any other.
+        """
         wanted = {self.guarantee, _OTHERWISE.get(self.guarantee, self.guarantee)}
+        wanted |= CATALOGUE.keys() - DEAR if fix.last else set()
         asked = tuple(sorted(wanted - set(self.goal.broken)))
         return self.ask(fix.text, goal=Goal((), asked, profile="glance"))
 
@@ -267,8 +273,7 @@ class _Asking:
         self, text: str, forms: Sequence[tuple[Fix, bool]], ask: Callable[[str], Outcome]
     ) -> Iterator[Fix]:
         """The forms with which a story does not happen, each as small as still ends it."""
-        likely = [fix for fix, about in forms if about or not fix.last][:ADVISED]
-        for fix, _ in zip(likely, self.budget, strict=False):
+        for (fix, _), _ in zip(forms[:ADVISED], self.budget, strict=False):
             if _ends(ask, fix):
                 gone = _replaced(text, fix)
                 like = (other for other, _ in forms if other.block == fix.block and not other.last)
@@ -574,7 +579,7 @@ def _judged(
     """Judge a candidate by the stories, by what is wanted, and by what held."""
     try:
         with open_lab(load_text(text, path), server or lent_server()) as lab:
-            offer = calibrate(lab)
+            offer = calibrate(lab, replayed=bool(goal.stories))  # as a story's replay does
             told: list[str] = []
             blocks: frozenset[str] = frozenset()
             for token in goal.stories:
@@ -584,6 +589,7 @@ def _judged(
             if told:
                 name = decode_token(told[0])[1]
                 return Outcome(tuple(told), name, "the story happens again", blocks)
+            offer = calibrate(lab) if goal.stories else offer
             if goal.stories and (failure := _broken_besides(lab, offer, goal)) is not None:
                 broken = failure.violation
                 return Outcome((), broken.guarantee, broken.because, _acting(failure))

@@ -9,6 +9,7 @@ from functools import partial
 from queueproof.advice.mutants import Mutant, Mutants
 from queueproof.errors import QueueError
 from queueproof.examine.check import first_flaw
+from queueproof.examine.processes import MOST as PROCESSES
 from queueproof.examine.processes import lent_server, processes
 from queueproof.guarantees.catalogue import CATALOGUE, select
 from queueproof.postgres import open_server
@@ -17,9 +18,17 @@ from queueproof.run.open import open_lab
 
 
 def judge(
-    mutants: Mutants, card: Card, *, postgres: str | None, trust: bool = False, profile: str
+    mutants: Mutants,
+    card: Card,
+    *,
+    postgres: str | None,
+    trust: bool = False,
+    profile: str,
+    jobs: int | None = None,
 ) -> Generator[Card]:
     """See which mutants are found by a check of the guarantees that the queue itself keeps.
+
+    Twice as many processes as jobs judge them: each waits for the server half the time.
 
     Yields the card without a mutant, and then each time with one more on it. A QueueError says
     that one was killed which is declared equivalent.
@@ -34,7 +43,8 @@ def judge(
     unseen = _unseen(card)
     enough = "mutants" if profile == "quick" else profile
     look = partial(_look, wanted=wanted, seed=card.seed, profile=enough)
-    with open_server(postgres, trust=trust) as server, processes(server) as pool:
+    count = jobs and min(2 * jobs, PROCESSES)
+    with open_server(postgres, trust=trust) as server, processes(server, count) as pool:
         for mutant, killed in zip(mutants.mutants, pool.map(look, mutants.mutants), strict=True):
             known = mutants.equivalents.get(mutant.name)
             if known and killed is not None:

@@ -61,7 +61,14 @@ def _judged_too(asked: CheckOptions, mutants: Mutants, out: Output, card: Card) 
     from queueproof.report.terminal import print_mutants
 
     known = card
-    cards = judge(mutants, card, postgres=asked.postgres, trust=asked.trust, profile=asked.profile)
+    cards = judge(
+        mutants,
+        card,
+        postgres=asked.postgres,
+        trust=asked.trust,
+        profile=asked.profile,
+        jobs=asked.jobs,
+    )
     total = len(mutants.mutants)
     try:
         with progress_bar() as progress, closing(cards):
