@@ -142,7 +142,7 @@ def card(tmp_path_factory: pytest.TempPathFactory) -> Path:
     queue = folder / "q.sql"
     queue.write_text(text.replace("left(:error", f"left(:error || $${EVIL}$$"), encoding="utf-8")
     page = folder / "card.html"
-    asked = ("--only", "retry-given,order", "--profile", "quick", "--html", str(page))
+    asked = ("--only", "retry-given", "--profile", "quick", "--fail-fast", "--html", str(page))
     command("check", str(queue), *asked, exits=1)
     return page
 

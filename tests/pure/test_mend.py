@@ -344,6 +344,14 @@ UPDATE jobs SET status = 'queued' WHERE id = ANY (ARRAY(
 )) AND due <= now() RETURNING id;"""
 BY_NUMBER = """
 WITH old AS (SELECT id, tries < 3 AS again, tries >= most AS over FROM jobs) SELECT id FROM old;"""
+SEEN = f"""
+INSERT INTO workers (name, seen) VALUES (:worker, now()) ON CONFLICT (name) DO NOTHING;
+{FREE};"""
+MARKED = "({})\nUPDATE jobs SET until = {} WHERE {} RETURNING id;"
+SILENT = """
+WITH silent AS (SELECT name FROM workers WHERE seen < now()),
+old AS (SELECT j.id FROM silent JOIN jobs j ON j.owner = silent.name FOR UPDATE OF j)
+UPDATE jobs SET status = 'queued' FROM old WHERE jobs.id = old.id RETURNING jobs.id;"""
 HOLDER = (
     "(id, receipt)!\nUPDATE jobs SET status = 'completed' WHERE id = :id AND receipt = :receipt;"
 )
@@ -459,6 +467,34 @@ MADE = {
         {"fail": "(id)\nSELECT 1;\nCOMMIT;\nUPDATE jobs SET due = now() WHERE id = :id;"},
         "(id)\nSELECT 1;\nUPDATE jobs SET due = now() WHERE id = :id;\nCOMMIT;",
     ),
+    "taken along": (
+        "routing",
+        {
+            "enqueue": "(payload, queue)\nINSERT INTO jobs (body, lane) VALUES (:payload, :queue)",
+            "recover": "\nINSERT INTO jobs (body) SELECT body FROM lost RETURNING id;",
+        },
+        "INSERT INTO jobs (body, lane) SELECT body, lane FROM lost",
+    ),
+    "renewed": (
+        "live-lease",
+        {"claim": f"(worker){SEEN}"},
+        "DO UPDATE SET seen = EXCLUDED.seen;",
+    ),
+    "as the claim": (
+        "server-clock",
+        {
+            "header": LEASE,
+            "claim": MARKED.format("lease", "now() + :lease", "due < now()"),
+            "heartbeat": MARKED.format("id, lease, now", ":now + :lease", "id = :id"),
+        },
+        "-- name: heartbeat(id, lease)\nUPDATE jobs SET until = now() + :lease WHERE",
+    ),
+    "others' rows": (
+        "live-lease",
+        {"recover": SILENT},
+        "WHERE seen < now()\n  FOR UPDATE SKIP LOCKED)",
+    ),
+    "past a joined row": ("non-blocking", {"recover": SILENT}, "FOR UPDATE OF j SKIP LOCKED"),
     "bound": ("retry-bound", {"recover": BY_NUMBER}, "tries < most AS again"),
     "less": (
         "retry-given",

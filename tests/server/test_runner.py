@@ -123,6 +123,13 @@ def test_an_enqueue_that_is_refused_brings_no_job(lab_of: LabOf) -> None:
     assert not check(run.history, declare(offered(lab))).violations
 
 
+def test_what_was_just_enqueued_is_found_however_fast_the_machine_is(lab_of: LabOf) -> None:
+    """A queue may keep milliseconds, rounded up, and jobs that are due a moment later."""
+    lab = lab_of(reference("now() + :delay", "now() + :delay + interval '15 milliseconds'"))
+    run = Runner(lab).run(play("w1 claims; producer enqueues; w2 claims", reserve=1))
+    assert [len(call.ids) for call in run.history.of_kind("claim")[:2]] == [1, 1]
+
+
 @pytest.mark.parametrize("order", ["ASC", "DESC"])
 def test_a_worker_takes_its_jobs_as_they_were_enqueued(lab_of: LabOf, order: str) -> None:
     """RETURNING follows the plan of the moment; which of its jobs a worker ends does not."""

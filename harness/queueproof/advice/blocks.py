@@ -118,7 +118,12 @@ def _answered(whole: Block, draft: Draft) -> Iterator[Change]:
     if index:
         before, asks = whole.statements[index - 1].span, whole.statements[index].span
         if draft.text[before.end : asks.start].strip() == ";":
-            edit = Edit(Span(before.end, asks.end), "\nRETURNING id")
+            column = re.search(
+                r"pg_get_serial_sequence\([^,]*,\s*'(\w+)'", draft.text[asks.start : asks.end]
+            )
+            key = column[1] if column else draft.jobs.key.sql
+            answer = key if key == "id" else f"{key} AS id"
+            edit = Edit(Span(before.end, asks.end), f"\nRETURNING {answer}")
             yield Change("RETURNING id instead of currval", [edit])
 
 
@@ -159,13 +164,15 @@ _TYPES = (
 )
 
 
-def _retyped(whole: Block, _: Draft) -> Iterator[Change]:
+def _retyped(whole: Block, draft: Draft) -> Iterator[Change]:
     """Tables that survive a crash, times with a zone, numbers in their order."""
     plain = [place for place in whole.statements if "$" not in place.text]
     for pattern, new in _TYPES:
         edits = [edit for one in plain for edit in rewritten(one.text, pattern, new, one.start)]
         for some in [edits, *([one] for one in edits)] if edits else ():
-            yield Change(f"{some[0].new.strip() or 'default'} in the schema", some)
+            first = some[0]
+            gone = draft.text[first.span.start : first.span.end]
+            yield Change(f"{first.new.strip() or f'no {gone.strip()}'} in the schema", some)
 
 
 def _indexed(whole: Block, draft: Draft) -> Iterator[Change]:

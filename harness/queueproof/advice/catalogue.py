@@ -61,13 +61,14 @@ def _offers(draft: Draft, guarantee: str) -> Iterator[tuple[str, Change, bool]]:
 
 
 def _takes_as_much(draft: Draft, text: str) -> bool:
-    """True where it is a queue file, and every block takes what it took."""
+    """True where it is a queue file, and every block takes what it took, but for the time."""
     try:
         blocks = Draft(text, draft.path).queue.blocks
     except QueueError:
         return False
     return all(
-        blocks[name].used.keys() >= one.used.keys() for name, one in draft.queue.blocks.items()
+        blocks[name].used.keys() >= one.used.keys() - {"now"}
+        for name, one in draft.queue.blocks.items()
     )
 
 

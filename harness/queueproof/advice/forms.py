@@ -48,12 +48,16 @@ _PLAIN = ("priority", "queue", "max_attempts", "payload")
 
 def _locked(site: Site, draft: Draft) -> Iterator[Change]:
     """The rows to be changed are locked as they are read, past those that others hold."""
-    parsed = site.parsed
-    reads = site.reads(draft.jobs.table.name)
-    if isinstance(parsed.tree, exp.Select) and parsed.tree.args.get("from_"):
-        # What a statement finds by which later ones act, as the workers that have gone.
-        reads += [parsed.tree] if parsed.tree not in reads else []
-    for select in reads:
+    parsed, table = site.parsed, draft.jobs.table.name
+    made = {cte.alias for cte in parsed.tree.find_all(exp.CTE)}
+    for select in parsed.tree.find_all(exp.Select):
+        source = select.args.get("from_")
+        if (
+            source is None
+            or not isinstance(source.this, exp.Table)
+            or select.find_ancestor(exp.Exists)
+        ):
+            continue
         # A sub-select that is run again locks, past what it has locked, a job more each time.
         among = select.find_ancestor(exp.Predicate)
         once = _as_array(parsed, among) if isinstance(among, exp.In) else []
@@ -69,7 +73,9 @@ def _locked(site: Site, draft: Draft) -> Iterator[Change]:
             elif lock.args["wait"] is True:
                 last = parsed.tokens(span)[-1]
                 yield Change("SKIP LOCKED instead of NOWAIT", [Edit(last, "SKIP LOCKED"), *once])
-            mine = select.args["from_"].this.alias_or_name
+            if source.this.name != table:
+                continue
+            mine = source.this.alias_or_name
             if select.args.get("joins") and not lock.expressions:
                 begin = parsed.text.index("UPDATE", span.start) + len("UPDATE")
                 yield Change(f"locks {mine} alone", [Edit.at(begin, f" OF {mine}")])
@@ -77,7 +83,9 @@ def _locked(site: Site, draft: Draft) -> Iterator[Change]:
                 others = r"\bOF\s+[\w.,\s]+?(?=\s*(SKIP|NOWAIT|$))"
                 wanted = re.sub(others, f"OF {mine}", parsed.source(span))
                 yield Change(f"{wanted} instead", [Edit(span, wanted)])
-        if not select.args.get("locks") and select.args.get("where") is not None:
+        # Others' rows, too, by which the jobs are chosen, as the workers that have gone.
+        free = not select.args.get("locks") and source.this.name not in made
+        if free and select.args.get("where") is not None:
             parts = (select.args.get(one) for one in ("limit", "order", "where"))
             end = max(parsed.span(part).end for part in parts if part is not None)
             wanted = ("\n  " if "\n" in parsed.text else " ") + "FOR UPDATE SKIP LOCKED"
@@ -236,6 +244,36 @@ def _in_pairs(site: Site, draft: Draft) -> Iterator[Change]:
             yield Change("id and token compared in pairs", edits)
 
 
+def _moved_whole(site: Site, draft: Draft) -> Iterator[Change]:
+    """A row that moves into a table takes the columns along that it takes elsewhere."""
+    for insert in site.parsed.tree.find_all(exp.Insert):
+        select, into = insert.expression, insert.this
+        if not isinstance(select, exp.Select) or not isinstance(into, exp.Schema):
+            continue
+        named = [one.name for one in into.expressions]
+        begin = site.parsed.span(select.args["from_"]).start
+        listed = site.parsed.tokens(Span(0, begin))[-1].end
+        for column in draft.inserted.get(into.this.name, ()):
+            if column not in named:
+                there = into.expressions[-1].meta["end"] + 1
+                edits = [Edit.at(there, f", {column}"), Edit.at(listed, f", {column}")]
+                yield Change(f"takes {column} along", edits)
+
+
+def _renewed(site: Site, _: Draft) -> Iterator[Change]:
+    """A row that is there already gets what was to be inserted."""
+    for insert in site.parsed.tree.find_all(exp.Insert):
+        conflict = insert.args.get("conflict")
+        keyed = conflict.args.get("conflict_keys") if conflict is not None else None
+        if not keyed or not isinstance(insert.this, exp.Schema):
+            continue
+        keys = {column.name for one in keyed for column in one.find_all(exp.Column)}
+        new = [one.name for one in insert.this.expressions if one.name not in keys]
+        update = f"UPDATE SET {', '.join(f'{one} = EXCLUDED.{one}' for one in new)}"
+        if edits := rewritten(site.parsed.text, r"(?i)(?<=\bDO )NOTHING\b", update) if new else []:
+            yield Change(f"sets {', '.join(new)} of a row that is there", edits)
+
+
 def _met(site: Site, _: Draft) -> Iterator[Change]:
     """A row that is there already does not end the statement."""
     whole = Span(0, len(site.parsed.text))
@@ -315,15 +353,24 @@ _SAME = {"recover": "fail", "complete_many": "complete", "complete": "complete_m
 def _as_siblings(site: Site, draft: Draft) -> Iterator[Change]:
     """An attempt's end writes what another end writes, or clears what that clears.
 
-    A crash counts as a failed attempt does, but nobody waits after it.
+    A crash counts as a failed attempt does, but nobody waits after it. A heartbeat sets what the
+    claim sets, and as that does.
     """
     updates = [one for one in site.rows() if isinstance(one[0], exp.Update)]
-    for (update, table), other in product(updates, _ENDS):
+    for update, table in updates if site.block == "heartbeat" else ():
+        claimed = draft.written_to.get(("claim", table), {})
+        for part in update.expressions:
+            span, value = site.parsed.span(part), claimed.get(part.this.name, "")
+            if value and value != site.told(update, part).partition("=")[2].strip():
+                new = f"{part.this.name} = {_here(value, update)}"
+                yield Change(f"sets {new}", [Edit(span, new)])
+    for (update, table), other in product(updates, _ENDS if site.block in _ENDS else ()):
         written = {part.this.name for part in update.expressions} | {draft.jobs["due"].name}
         lacking = {
             name: _here(value, update)
             for name, value in draft.written_to.get((other, table), {}).items()
             if name not in written and (value == "NULL" or other == _SAME.get(site.block))
+            if ":" not in value.replace("::", "")
             if OTHER not in value or other_of(update)
         }
         if lacking:
@@ -635,7 +682,10 @@ FORMS: Sequence[Form] = (
     Form(_row_by_row, "fencing", "complete_many"),
     Form(_in_pairs, "fencing", "complete_many"),
     Form(_with_the_job, f"{TWICE} no-lost-job", _ON_HELD),
-    Form(_met, f"{TWICE} stale-recovery no-lost-job no-starvation"),
+    Form(_moved_whole, "routing order retry-bound retry-given not-early no-lost-job backoff"),
+    Form(_renewed, "live-lease stale-recovery single-claim"),
+    # Whom it keeps from an error may go on with half of what it was to do.
+    Form(_met, f"{TWICE} stale-recovery no-lost-job no-starvation", last=True),
     Form(_upserted, f"{TWICE} order", "enqueue"),
     Form(_due, "not-early routing retry-bound no-starvation backoff", "claim"),
     Form(
@@ -645,8 +695,8 @@ FORMS: Sequence[Form] = (
     ),
     Form(
         _as_siblings,
-        f"{TWICE} retry-bound stale-recovery no-lost-job no-starvation",
-        " ".join(_ENDS),
+        f"{TWICE} retry-bound stale-recovery no-lost-job no-starvation server-clock",
+        f"heartbeat {' '.join(_ENDS)}",
     ),
     Form(_counted, "retry-bound retry-given stale-recovery no-lost-job"),
     Form(_null_safe, _LOST),

@@ -212,14 +212,25 @@ class Draft:
 
     @cached_property
     def written_to(self) -> dict[tuple[str, str], dict[str, str]]:
-        """The values that each block gives a table's columns, without parameters; see `told`."""
+        """The values that each block gives a table's columns; see `told`."""
         found = defaultdict[tuple[str, str], dict[str, str]](dict)
         for site in self.sites:
             for change, table in site.rows() if site.own else ():
                 for part in change.expressions if isinstance(change, exp.Update) else ():
                     value = site.told(change, part).partition("=")[2].strip()
-                    if value and not part.find(exp.Placeholder):
+                    if value:
                         found[site.block, table][part.this.name] = value
+        return found
+
+    @cached_property
+    def inserted(self) -> dict[str, dict[str, None]]:
+        """The columns that are named where rows are put into a table, by tables."""
+        found = defaultdict[str, dict[str, None]](dict)
+        for site in self.sites:
+            for insert in site.parsed.tree.find_all(exp.Insert):
+                if isinstance(insert.this, exp.Schema):
+                    columns = (one.name for one in insert.this.expressions)
+                    found[insert.this.this.name] |= dict.fromkeys(columns)
         return found
 
     @cached_property

@@ -52,7 +52,7 @@ from queueproof.space.pieces import Pieces
 
 MOST = 120  # candidates for each broken guarantee
 ADVISED, OF_ALL = 30, 90  # the same where a check only looks for what to say, and for all together
-DEAR = frozenset({"steady-cost", "old-snapshot", "pooler-safe", "crash-safe"})
+DEAR = frozenset({"steady-cost", "old-snapshot", "crash-safe"})
 """Their stories take seconds each: a check does not look for what mends them."""
 DEPTH = 3  # changes that go together
 BRANCHES = 6  # candidates of a kind that are changed further
@@ -94,6 +94,7 @@ _TO_DO = {  # patterns of a form's name, each with the words in which a reader i
     r"^(\w+): (.*) moved to the end$": r"Move \2 to the end of \1",
     r"^(\w+): sets (.*)$": r"Let \1 set \2",
     r"^\w+: compares (.*)$": r"Compare \1",
+    r"^schema: no (.*) in the schema$": r"Drop `\1`",
     r"^schema: (.*) in the schema$": r"Declare it `\1`",
 }
 
@@ -358,6 +359,7 @@ def ranked(draft: Draft, guarantee: str, blocks: Collection[str]) -> list[tuple[
     order: dict[str, tuple[object, ...]] = {}
     for fix in sorted(found, key=lambda fix: fix.size):
         likely = speaks(fix) or (guarantee == "single-claim" and _skips(fix))
+        likely = likely or "BEGIN and COMMIT" in fix.what  # several statements, and no transaction
         kind = (bool(blocks) and fix.block not in mine, fix.last, not likely)
         turns[*kind, fix.block] += 1
         order[fix.text] = (*kind, turns[*kind, fix.block], fix.size)

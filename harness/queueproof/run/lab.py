@@ -560,8 +560,12 @@ class Lab:
 
     def advance(self, seconds: float) -> None:
         """Move the database's clock forward; transactions that are open keep their `now()`."""
-        busy = any(session.busy for session in self._sessions.values())
-        self.clock.move(seconds, self._control, forget=not busy)
+        self.clock.move(seconds, self._control, forget=not self.is_busy)
+
+    @property
+    def is_busy(self) -> bool:
+        """True while somebody's statement or transaction is open."""
+        return any(session.busy for session in self._sessions.values())
 
     def defaults(self) -> dict[str, object]:
         """Arguments for an operation that nothing depends on.
