@@ -352,6 +352,12 @@ SILENT = """
 WITH silent AS (SELECT name FROM workers WHERE seen < now()),
 old AS (SELECT j.id FROM silent JOIN jobs j ON j.owner = silent.name FOR UPDATE OF j)
 UPDATE jobs SET status = 'queued' FROM old WHERE jobs.id = old.id RETURNING jobs.id;"""
+LOGGED = """CREATE FUNCTION done(n int) RETURNS bool LANGUAGE plpgsql AS $$
+BEGIN
+  UPDATE jobs SET n = n WHERE n = n;
+  INSERT INTO log VALUES (n);
+  RETURN FOUND;
+END $$;"""
 HOLDER = (
     "(id, receipt)!\nUPDATE jobs SET status = 'completed' WHERE id = :id AND receipt = :receipt;"
 )
@@ -467,6 +473,26 @@ MADE = {
         {"fail": "(id)\nSELECT 1;\nCOMMIT;\nUPDATE jobs SET due = now() WHERE id = :id;"},
         "(id)\nSELECT 1;\nUPDATE jobs SET due = now() WHERE id = :id;\nCOMMIT;",
     ),
+    "numbers": (
+        "retry-given",
+        {"fail": "\nSELECT d->>'n' < (d ->> 'max') FROM jobs;"},
+        "SELECT (d->>'n')::int < (d ->> 'max')::int FROM jobs",
+    ),
+    "shifted": (
+        "backoff",
+        {"more": "CREATE FUNCTION w(n int) RETURNS int RETURN 30 * (1 << (n - 1)) + power(2, n);"},
+        "(1 << LEAST(n - 1, 10))",
+    ),
+    "raised": (
+        "backoff",
+        {"more": "CREATE FUNCTION w(n int) RETURNS int RETURN 30 * (1 << (n - 1)) + power(2, n);"},
+        "power(2, LEAST(n, 10))",
+    ),
+    "found": (
+        "fencing",
+        {"more": LOGGED},
+        "n = n;\n  IF NOT FOUND THEN RETURN false; END IF;\n  INSERT INTO log",
+    ),
     "taken along": (
         "routing",
         {
@@ -525,7 +551,7 @@ BY_ID = {
 @pytest.mark.parametrize(("guarantee", "blocks", "lines"), MADE.values(), ids=MADE)
 def test_a_form_has_the_files_words(guarantee: str, blocks: Mapping[str, str], lines: str) -> None:
     """Of what it asks elsewhere, of the count that fail has, of the types in its schema."""
-    text = queue_file(more="ALTER TABLE jobs ADD\n receipt uuid;", **blocks)
+    text = queue_file(**({"more": "ALTER TABLE jobs ADD\n receipt uuid;"} | dict(blocks)))
     found = fixes(Draft(text, "q.sql"), guarantee)
     assert any(lines in fix.text for fix in found), [fix.what for fix in found]
 
@@ -594,7 +620,11 @@ def test_a_remedy_knows_the_states_by_the_list_of_jobs() -> None:
         ("no-lost-job", {"schema#": CASCADES}, "the row of lanes"),
         ("no-lost-job", {"schema#": CASCADES.replace("jobs", "log")}, ""),
         ("no-lost-job", {"promote": DROPPED[5:].replace(":id", "1")}, "a job that is moved"),
-        ("retry-given", {"fail": "\nSELECT d->>'n' < d->>'max' FROM j;"}, "(... ->> 'n')::integer"),
+        (
+            "crash-safe",
+            {"claim": f"\nBEGIN;\nSET LOCAL synchronous_commit = off;\n{FREE};\nCOMMIT;"},
+            "Leave out `SET LOCAL synchronous_commit = off`",
+        ),
         ("fencing", {}, ""),
     ],
 )

@@ -38,6 +38,35 @@ def _bound(whole: Block, draft: Draft) -> Iterator[Change]:
                 yield Change(f"compares {count} with {bound}", [edit])
 
 
+def _capped(whole: Block, _: Draft) -> Iterator[Change]:
+    """An exponent stays within what an interval can hold."""
+    power = r"(?i)(\^|<<|\bpow(?:er)?\(\s*2(?:\.0)?\s*,)\s*"
+    for place in whole.statements:
+        for given in (r"(\w+(?:\.\w+)?)\b(?!\s*[.(])", r"\(((?:[^()]|\([^()]*\))*)\)"):
+            for edit in rewritten(place.text, power + given, r"\1 LEAST(\2, 10)", place.start):
+                yield Change("exponent capped", [edit])
+
+
+def _compared(whole: Block, _: Draft) -> Iterator[Change]:
+    """Numbers in a document are compared as numbers: as texts, '2' is more than '12'."""
+    part = r"\(?(\w+\s*->>\s*'\w+')\)?"
+    for place in whole.statements:
+        pattern = rf"{part}(\s*[<>]=?\s*){part}"
+        if edits := rewritten(place.text, pattern, r"(\1)::int\2(\3)::int", place.start):
+            yield Change("compares numbers, not texts", edits)
+
+
+def _found(whole: Block, _: Draft) -> Iterator[Change]:
+    """What a function answers is FOUND of the change of the job, and not of what comes after."""
+    change = (
+        r"(?is)(\bBEGIN\s+(?:UPDATE|DELETE)\b[^;]*;)(\s*)(?!\s*IF\b)(?=[^;]*;\s*RETURN\s+FOUND\b)"
+    )
+    answer = r"\1\2IF NOT FOUND THEN RETURN false; END IF;\2"
+    for place in whole.statements:
+        for edit in rewritten(place.text, change, answer, place.start):
+            yield Change("answers false where nothing was changed", [edit])
+
+
 def _committed_last(whole: Block, draft: Draft) -> Iterator[Change]:
     """A transaction ends behind all that belongs to it."""
     *before, last = whole.statements
@@ -203,6 +232,9 @@ _NO_SCHEMA = " ".join(name for name in OPERATION_OF if name != "schema")
 
 WHOLE: Sequence[Form] = (
     Form(_as_one, f"{TWICE} no-lost-job not-early stale-recovery", _NO_SCHEMA),
+    Form(_capped, "backoff no-lost-job retry-given"),
+    Form(_compared, "retry-given retry-bound order backoff stale-recovery"),
+    Form(_found, "fencing final-state live-lease", "schema"),
     Form(_bound, "retry-bound retry-given stale-recovery no-lost-job"),
     Form(_committed_last, f"{TWICE} no-lost-job backoff stale-recovery", _NO_SCHEMA),
     Form(_fresh, "isolation"),

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Sequence
-from itertools import pairwise, product
+from itertools import product
 from typing import NamedTuple
 
 from sqlglot import exp
@@ -486,21 +486,6 @@ def _in_one_order(site: Site, draft: Draft) -> Iterator[Change]:
             yield Change(f"{order} added", [Edit.at(end, f" {order}")])
 
 
-def _capped(site: Site, _: Draft) -> Iterator[Change]:
-    """An exponent stays within what an interval can hold."""
-    parsed = site.parsed
-    everything = Span(0, len(parsed.text))
-    for power, begin in pairwise(parsed.tokens(everything)):
-        if parsed.source(power) != "^" or parsed.source(begin).upper() == "LEAST":
-            continue
-        end, inner = begin, parsed.source(begin)
-        if inner == "(":
-            end = parsed.outermost(Span(begin.start, len(parsed.text)), frozenset(")")) or begin
-            inner = parsed.text[begin.end : end.start]
-        new = f"LEAST({inner.strip()}, 10)"
-        yield Change("exponent capped", [Edit(Span(begin.start, end.end), new)])
-
-
 def _short(site: Site, _: Draft) -> Iterator[Change]:
     """The error that was caught fits its column, and is JSON where it must be."""
     parsed = site.parsed
@@ -704,7 +689,6 @@ FORMS: Sequence[Form] = (
     Form(_once, "claim-limit order no-starvation"),
     Form(_ordered, "order steady-cost no-starvation", "claim"),
     Form(_in_one_order, "no-deadlock", "complete_many cleanup recover"),
-    Form(_capped, "backoff no-lost-job"),
     Form(_short, "backoff", "fail"),
     Form(_zoned, "server-clock backoff not-early live-lease stale-recovery"),
     Form(_exact, "not-early backoff live-lease stale-recovery server-clock"),
