@@ -32,7 +32,7 @@ from queueproof.advice.reading import HELD, OTHER, OWN, Draft, Site, is_of, othe
 from queueproof.queues.sqltext import Span
 from queueproof.queues.sqltree import Edit, Parsed
 
-_JSON = re.compile(r"::\s*jsonb?\s*$", re.IGNORECASE)
+_JSON = re.compile(r"(?i)(?:\((?:[^()]|\([^()]*\))*\)|:error)\s*::\s*(jsonb?)\b")
 _OF_SECONDS = {  # what `extract` gives one field of: the minutes of an hour are 0
     "microsecond": " * 1000000",
     "millisecond": " * 1000",
@@ -495,9 +495,12 @@ def _short(site: Site, _: Draft) -> Iterator[Change]:
         if equals is None or all(one.name != "error" for one in part.find_all(exp.Placeholder)):
             continue
         place = Span(equals.end, span.end)
-        if cast := _JSON.search(parsed.source(place)):
-            new = f" jsonb_build_object('error', :error::text){cast[0]}"
-            yield Change("jsonb_build_object(...) instead of text put together", [Edit(place, new)])
+        casts = _JSON.finditer(parsed.source(place))
+        if made := next((cast for cast in casts if ":error" in cast[0]), None):
+            key = re.search(r'"(\w+)"\s*:', made[0])
+            new = f"jsonb_build_object('{key[1] if key else 'error'}', :error::text)::{made[1]}"
+            edit = Edit(Span(*made.span()), new).moved(place.start)
+            yield Change("jsonb_build_object(...) instead of text put together", [edit])
         else:
             yield Change(f"error cut to {FITS} characters", [Edit(place, f" left(:error, {FITS})")])
 
