@@ -358,6 +358,12 @@ BEGIN
   INSERT INTO log VALUES (n);
   RETURN FOUND;
 END $$;"""
+RUN = """(id)!
+WITH ended AS (UPDATE runs SET outcome = 'ok' WHERE job = :id AND outcome IS NULL RETURNING job)
+UPDATE jobs SET status = 'completed' WHERE id = :id;"""
+LOST = """
+UPDATE jobs SET status = 'queued' WHERE id IN (
+SELECT jobs.id FROM runs JOIN jobs ON jobs.id = runs.job WHERE runs.ends < now()) RETURNING id;"""
 HOLDER = (
     "(id, receipt)!\nUPDATE jobs SET status = 'completed' WHERE id = :id AND receipt = :receipt;"
 )
@@ -493,6 +499,12 @@ MADE = {
         {"more": LOGGED},
         "n = n;\n  IF NOT FOUND THEN RETURN false; END IF;\n  INSERT INTO log",
     ),
+    "run by run": (
+        "live-lease",
+        {"complete": RUN, "recover": LOST},
+        "AND runs.outcome IS NULL) RETURNING id;",
+    ),
+    "with its run": ("fencing", {"complete": RUN}, "AND EXISTS (SELECT FROM ended)"),
     "taken along": (
         "routing",
         {

@@ -28,7 +28,7 @@ from queueproof.advice.clauses import (
     rewritten,
 )
 from queueproof.advice.maker import Clause
-from queueproof.advice.reading import HELD, OTHER, OWN, Draft, Site, is_of, other_of, quoted
+from queueproof.advice.reading import HELD, OTHER, OWN, Draft, Site, is_of, quoted
 from queueproof.queues.sqltext import Span
 from queueproof.queues.sqltree import Edit, Parsed
 
@@ -113,21 +113,18 @@ def _read_first(site: Site, draft: Draft) -> Iterator[Change]:
 def _as_others(site: Site, draft: Draft) -> Iterator[Change]:
     """A row is asked what the block asks of one elsewhere, or another operation on a held job."""
     # A row that the statement has locked is as it was when it was asked.
-    locked = {table for node, table in site.rows() if node.args.get("locks")}
-    for node, table in site.rows() if site.own else ():
-        if table in locked and not isinstance(node, exp.Select):
+    locked = {rows.table for rows in site.rows() if rows.node.args.get("locks")}
+    alone = site.block in HELD - {"complete_many"}  # what is about several has several tokens
+    for rows in site.rows() if site.own else ():
+        if rows.table in locked and not isinstance(rows.node, exp.Select):
             continue
-        pool = draft.asked.get(("held" if site.block in HELD else site.block, table), {})
-        mine = {site.told(node, part) for part in site.where(node)}
-        for asked in (one for one in pool if one not in mine):
-            of_several = site.block == "complete_many" and ":" in asked  # it takes several of each
-            if not of_several and (OTHER not in asked or other_of(node)):
-                yield from _asking(site, node, _here(asked, node))
-
-
-def _here(told: str, node: exp.Expr) -> str:
-    """A condition or a value of another statement, in this one's words."""
-    return told.replace(OWN, prefix_of(node)).replace(OTHER, f"{other_of(node)}.")
+        kinds = {site.block, "held"} if site.block in HELD | {"recover"} else {site.block}
+        pool = {
+            one: None for kind in sorted(kinds) for one in draft.asked.get((kind, rows.table), ())
+        }
+        mine = {site.told(rows, part) for part in site.where(rows.node)}
+        for asked in (one for one in pool if one not in mine and (alone or ":" not in one)):
+            yield from _asking(site, rows.node, *filter(None, [rows.here(asked)]))
 
 
 def _asking(site: Site, node: exp.Expr, *asked: str) -> Iterator[Change]:
@@ -207,19 +204,21 @@ def _narrowed(site: Site, draft: Draft) -> Iterator[Change]:
                     yield Change(f"{test} asked instead", [Edit(site.parsed.span(part), test)])
 
 
-def _with_the_job(site: Site, draft: Draft) -> Iterator[Change]:
-    """Rows beside the job are changed only where the job was."""
-    table = draft.jobs.table.name
+def _with_the_job(site: Site, _: Draft) -> Iterator[Change]:
+    """What else a statement changes it changes only where its first change had a row."""
     with_ = site.parsed.tree.args.get("with_")
-    job = [one.alias for one in with_.expressions if is_of(one.this, table)] if with_ else []
-    if len(job) != 1:
+    ctes = with_.expressions if with_ else ()
+    made = next((one for one in ctes if isinstance(one.this, exp.Update | exp.Delete)), None)
+    if made is None:
         return
     for change in site.parsed.tree.find_all(exp.Update, exp.Delete):
-        read = {one.name for one in change.find_all(exp.Table)}
-        if is_of(change, table) or not change.this or job[0] in read:
+        within = change.find_ancestor(exp.CTE)
+        tables = change.find_all(exp.Table)
+        read = {one.name for one in tables if one.find_ancestor(exp.CTE) is within}
+        if within is made or not change.this or made.alias in read:
             continue
-        if edit := added(site.parsed, change, f"EXISTS (SELECT FROM {job[0]})"):
-            yield Change(f"{change.this.name} changed only where {job[0]} has the job", [edit])
+        if edit := added(site.parsed, change, f"EXISTS (SELECT FROM {made.alias})"):
+            yield Change(f"{change.this.name} changed only where {made.alias} has a row", [edit])
 
 
 def _in_pairs(site: Site, draft: Draft) -> Iterator[Change]:
@@ -356,25 +355,25 @@ def _as_siblings(site: Site, draft: Draft) -> Iterator[Change]:
     A crash counts as a failed attempt does, but nobody waits after it. A heartbeat sets what the
     claim sets, and as that does.
     """
-    updates = [one for one in site.rows() if isinstance(one[0], exp.Update)]
-    for update, table in updates if site.block == "heartbeat" else ():
-        claimed = draft.written_to.get(("claim", table), {})
-        for part in update.expressions:
+    updates = [one for one in site.rows() if isinstance(one.node, exp.Update)]
+    for update in updates if site.block == "heartbeat" else ():
+        claimed = draft.written_to.get(("claim", update.table), {})
+        for part in update.node.expressions:
             span, value = site.parsed.span(part), claimed.get(part.this.name, "")
             if value and value != site.told(update, part).partition("=")[2].strip():
-                new = f"{part.this.name} = {_here(value, update)}"
+                new = f"{part.this.name} = {update.here(value)}"
                 yield Change(f"sets {new}", [Edit(span, new)])
-    for (update, table), other in product(updates, _ENDS if site.block in _ENDS else ()):
-        written = {part.this.name for part in update.expressions} | {draft.jobs["due"].name}
+    for update, other in product(updates, _ENDS if site.block in _ENDS else ()):
+        written = {part.this.name for part in update.node.expressions} | {draft.jobs["due"].name}
         lacking = {
-            name: _here(value, update)
-            for name, value in draft.written_to.get((other, table), {}).items()
+            name: update.here(value)
+            for name, value in draft.written_to.get((other, update.table), {}).items()
             if name not in written and (value == "NULL" or other == _SAME.get(site.block))
             if ":" not in value.replace("::", "")
-            if OTHER not in value or other_of(update)
+            if update.here(value)
         }
         if lacking:
-            end = site.parsed.span(update.expressions[-1]).end
+            end = site.parsed.span(update.node.expressions[-1]).end
             more = "".join(f", {name} = {value}" for name, value in lacking.items())
             yield Change(f"sets {', '.join(lacking)} as {other} does", [Edit.at(end, more)])
 
@@ -570,15 +569,15 @@ def _unlocked(site: Site, _: Draft) -> Iterator[Change]:
 
 def _inside(site: Site, _: Draft) -> Iterator[Change]:
     """What a row must be is asked where the LIMIT stands: what is left out behind it took room."""
-    for node, table in site.rows():
-        within = [one for part in site.where(node) for one in part.find_all(exp.Select)]
-        if other := other_of(node):
+    for rows in site.rows():
+        parts = site.where(rows.node)
+        within = [one for part in parts for one in part.find_all(exp.Select)]
+        if rows.other:
             ctes = site.parsed.tree.find_all(exp.CTE)
-            within = [one.this for one in ctes if one.alias == other]
-        limited = [one for one in within if one.args.get("limit") and _reads(one, table)]
-        parts = site.where(node)
+            within = [one.this for one in ctes if one.alias == rows.other]
+        limited = [one for one in within if one.args.get("limit") and _reads(one, rows.table)]
         for select, (index, part) in product(limited, enumerate(parts)):
-            told = site.told(node, part)
+            told = site.told(rows, part)
             if not told or OTHER in told:
                 continue
             where, source = select.args.get("where"), site.parsed.span(select.args["from_"])

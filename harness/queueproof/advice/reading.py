@@ -9,10 +9,12 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
+from typing import NamedTuple
 
 from sqlglot import exp
 from sqlglot.errors import SqlglotError
 
+from queueproof.advice.clauses import prefix_of
 from queueproof.advice.maker import Jobs
 from queueproof.advice.roles import Column, Table
 from queueproof.queues import sqltext
@@ -54,20 +56,22 @@ class Site:
         """The nodes that change a table, and then those that read it."""
         return self.changes(table) + self.reads(table)
 
-    def rows(self) -> Iterator[tuple[exp.Expr, str]]:
-        """The UPDATEs, DELETEs and queries of one table, each with its name."""
+    def rows(self) -> Iterator[Rows]:
+        """The rows that are changed or read, by tables."""
         for node in self.parsed.tree.find_all(exp.Update, exp.Delete, exp.Select):
             source = node.args.get("from_") if isinstance(node, exp.Select) else node
-            table = source.this if source is not None and not node.args.get("joins") else None
-            if isinstance(table, exp.Table):
-                yield node, table.name
+            joins = node.args.get("joins") or ()
+            for table in (one.this for one in (source, *joins) if one is not None):
+                if isinstance(table, exp.Table):
+                    yield Rows(node, table.name, table.alias_or_name, alone=not joins)
 
-    def told(self, node: exp.Expr, part: exp.Expr) -> str:
+    def told(self, rows: Rows, part: exp.Expr) -> str:
         """A condition or a value in the file's words, with OWN or OTHER before the columns' names.
 
         Empty where it has a query, or columns of more.
         """
-        names = {other_of(node): OTHER, "": OWN, _alias(node): OWN}
+        names = {rows.other: OTHER, "": OWN} if rows.alone else {}
+        names[rows.alias] = OWN
         columns = list(part.find_all(exp.Column))
         known = "span" in part.meta and all(one.table in names for one in columns)
         if not known or part.find(exp.Select):
@@ -87,6 +91,29 @@ class Site:
             return []
         this = where.this
         return list(this.flatten(unnest=False)) if isinstance(this, exp.And) else [this]
+
+
+class Rows(NamedTuple):
+    """The rows of one table, as an UPDATE, a DELETE or a query has them."""
+
+    node: exp.Expr
+    table: str
+    alias: str
+    alone: bool  # False for a query that joins them with others
+
+    @property
+    def other(self) -> str:
+        """The name of the one table or query that a change joins its rows with; or nothing."""
+        using = self.node.args.get("using") or [getattr(self.node.args.get("from_"), "this", None)]
+        joined = using[0] if not isinstance(self.node, exp.Select) else None
+        return "" if joined is None or joined.args.get("joins") else str(joined.alias_or_name)
+
+    def here(self, told: str) -> str:
+        """What is told of other rows of the table, said of these; empty where that cannot be."""
+        if OTHER in told and not self.other:
+            return ""
+        own = prefix_of(self.node) if self.alone else f"{self.alias}."
+        return told.replace(OWN, own).replace(OTHER, f"{self.other}.")
 
 
 class Draft:
@@ -215,11 +242,11 @@ class Draft:
         """The values that each block gives a table's columns; see `told`."""
         found = defaultdict[tuple[str, str], dict[str, str]](dict)
         for site in self.sites:
-            for change, table in site.rows() if site.own else ():
-                for part in change.expressions if isinstance(change, exp.Update) else ():
-                    value = site.told(change, part).partition("=")[2].strip()
+            for rows in site.rows() if site.own else ():
+                for part in rows.node.expressions if isinstance(rows.node, exp.Update) else ():
+                    value = site.told(rows, part).partition("=")[2].strip()
                     if value:
-                        found[site.block, table][part.this.name] = value
+                        found[site.block, rows.table][part.this.name] = value
         return found
 
     @cached_property
@@ -241,9 +268,9 @@ class Draft:
         """
         asked = defaultdict[tuple[str, str], dict[str, None]](dict)
         for site in self.sites:
-            for node, table in site.rows() if site.own and site.block != "complete_many" else ():
-                of = asked["held" if site.block in HELD else site.block, table]
-                told = (site.told(node, part) for part in site.where(node))
+            for rows in site.rows() if site.own and site.block != "complete_many" else ():
+                of = asked["held" if site.block in HELD else site.block, rows.table]
+                told = (site.told(rows, part) for part in site.where(rows.node))
                 of |= dict.fromkeys(one for one in told if OWN in one)
         return asked
 
@@ -312,18 +339,6 @@ def quoted(*parts: str) -> str:
         one if re.fullmatch(r"[a-z_][a-z0-9_$]*", one) else '"' + one.replace('"', '""') + '"'
         for one in parts
     )
-
-
-def _alias(node: exp.Expr) -> str:
-    source = node.args["from_"] if isinstance(node, exp.Select) else node
-    return str(source.this.alias_or_name)
-
-
-def other_of(node: exp.Expr) -> str:
-    """The name of the one table or query that an UPDATE or DELETE joins its rows with, or none."""
-    using = node.args.get("using") or [getattr(node.args.get("from_"), "this", None)]
-    joined = using[0] if not isinstance(node, exp.Select) else None
-    return "" if joined is None or joined.args.get("joins") else str(joined.alias_or_name)
 
 
 def is_of(node: exp.Expr, table: str) -> bool:
