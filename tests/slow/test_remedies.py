@@ -115,12 +115,15 @@ def test_what_an_author_wrote_stays(server: Server) -> None:
     assert "\n+     run_at     = clock_timestamp() + (1 + 0.1 * random())\n" in told
 
 
-def test_what_mends_one_story_of_several_is_not_told(
+def test_what_mends_one_story_of_several_is_told_with_what_mends_the_others(
     server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nor what breaks the contrary: neither is a remedy."""
-    # The recovery ends the job then, and still gives each crash its attempt back.
-    assert advised(server, BROKEN / "retry_bound_crash_not_counted.sql", "retry-bound") == {}
+    """And what breaks the contrary is no remedy."""
+    # The recovery alone would end the job then, and still give each crash its attempt back.
+    path = BROKEN / "retry_bound_crash_not_counted.sql"
+    told = advised(server, path, "retry-bound")["retry-bound"]
+    assert "\n-     max_attempts = max_attempts + 1," in told
+    assert "CASE WHEN attempts < max_attempts THEN 'queued' ELSE 'failed' END" in told
     # A recovery that asks for no lease takes back what nobody may: no remedy for late ones.
     path = BROKEN / "stale_recovery_wrong_unit.sql"
     text = load(path).whole.replace(":lease * 60", ":lease * 0")

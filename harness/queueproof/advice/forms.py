@@ -32,6 +32,7 @@ from queueproof.advice.reading import HELD, OTHER, OWN, Draft, Site, is_of, quot
 from queueproof.queues.sqltext import Span
 from queueproof.queues.sqltree import Edit, Parsed
 
+_PARAMETER = re.compile(r"(?<!:):[a-z_]")
 _JSON = re.compile(r"(?i)(?:\((?:[^()]|\([^()]*\))*\)|:error)\s*::\s*(jsonb?)\b")
 _OF_SECONDS = {  # what `extract` gives one field of: the minutes of an hour are 0
     "microsecond": " * 1000000",
@@ -114,7 +115,7 @@ def _as_others(site: Site, draft: Draft) -> Iterator[Change]:
     """A row is asked what the block asks of one elsewhere, or another operation on a held job."""
     # A row that the statement has locked is as it was when it was asked.
     locked = {rows.table for rows in site.rows() if rows.node.args.get("locks")}
-    alone = site.block in HELD - {"complete_many"}  # what is about several has several tokens
+    of_several = site.block in {"complete_many", "recover"}  # which have several tokens, or none
     for rows in site.rows() if site.own else ():
         if rows.table in locked and not isinstance(rows.node, exp.Select):
             continue
@@ -123,7 +124,9 @@ def _as_others(site: Site, draft: Draft) -> Iterator[Change]:
             one: None for kind in sorted(kinds) for one in draft.asked.get((kind, rows.table), ())
         }
         mine = {site.told(rows, part) for part in site.where(rows.node)}
-        for asked in (one for one in pool if one not in mine and (alone or ":" not in one)):
+        for asked in (one for one in pool if one not in mine):
+            if of_several and _PARAMETER.search(asked):
+                continue
             yield from _asking(site, rows.node, *filter(None, [rows.here(asked)]))
 
 
@@ -369,7 +372,7 @@ def _as_siblings(site: Site, draft: Draft) -> Iterator[Change]:
             name: update.here(value)
             for name, value in draft.written_to.get((other, update.table), {}).items()
             if name not in written and (value == "NULL" or other == _SAME.get(site.block))
-            if ":" not in value.replace("::", "")
+            if not _PARAMETER.search(value)
             if update.here(value)
         }
         if lacking:
