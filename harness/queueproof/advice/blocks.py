@@ -58,9 +58,8 @@ def _compared(whole: Block, _: Draft) -> Iterator[Change]:
 
 def _found(whole: Block, _: Draft) -> Iterator[Change]:
     """What a function answers is FOUND of the change of the job, and not of what comes after."""
-    change = (
-        r"(?is)(\bBEGIN\s+(?:UPDATE|DELETE)\b[^;]*;)(\s*)(?!\s*IF\b)(?=[^;]*;\s*RETURN\s+FOUND\b)"
-    )
+    change = r"(?is)(\bBEGIN\s+(?:UPDATE|DELETE)\b[^;]*;)(\s*)"
+    change += r"(?!\s*IF\b)(?=[^;]*;\s*RETURN\s+FOUND\b)"  # another one in between
     answer = r"\1\2IF NOT FOUND THEN RETURN false; END IF;\2"
     for place in whole.statements:
         for edit in rewritten(place.text, change, answer, place.start):
@@ -147,9 +146,8 @@ def _answered(whole: Block, draft: Draft) -> Iterator[Change]:
     if index:
         before, asks = whole.statements[index - 1].span, whole.statements[index].span
         if draft.text[before.end : asks.start].strip() == ";":
-            column = re.search(
-                r"pg_get_serial_sequence\([^,]*,\s*'(\w+)'", draft.text[asks.start : asks.end]
-            )
+            given = draft.text[asks.start : asks.end]
+            column = re.search(r"pg_get_serial_sequence\([^,]*,\s*'(\w+)'", given)
             key = column[1] if column else draft.jobs.key.sql
             answer = key if key == "id" else f"{key} AS id"
             edit = Edit(Span(before.end, asks.end), f"\nRETURNING {answer}")

@@ -53,11 +53,9 @@ def _locked(site: Site, draft: Draft) -> Iterator[Change]:
     made = {cte.alias for cte in parsed.tree.find_all(exp.CTE)}
     for select in parsed.tree.find_all(exp.Select):
         source = select.args.get("from_")
-        if (
-            source is None
-            or not isinstance(source.this, exp.Table)
-            or select.find_ancestor(exp.Exists)
-        ):
+        if source is None or select.find_ancestor(exp.Exists):
+            continue
+        if not isinstance(source.this, exp.Table):
             continue
         # A sub-select that is run again locks, past what it has locked, a job more each time.
         among = select.find_ancestor(exp.Predicate)
@@ -250,10 +248,11 @@ def _moved_whole(site: Site, draft: Draft) -> Iterator[Change]:
     """A row that moves into a table takes the columns along that it takes elsewhere."""
     for insert in site.parsed.tree.find_all(exp.Insert):
         select, into = insert.expression, insert.this
-        if not isinstance(select, exp.Select) or not isinstance(into, exp.Schema):
+        source = select.args.get("from_") if isinstance(select, exp.Select) else None
+        if source is None or not isinstance(into, exp.Schema):
             continue
         named = [one.name for one in into.expressions]
-        begin = site.parsed.span(select.args["from_"]).start
+        begin = site.parsed.span(source).start
         listed = site.parsed.tokens(Span(0, begin))[-1].end
         for column in draft.inserted.get(into.this.name, ()):
             if column not in named:

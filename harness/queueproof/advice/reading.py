@@ -73,14 +73,14 @@ class Site:
         names = {rows.other: OTHER, "": OWN} if rows.alone else {}
         names[rows.alias] = OWN
         columns = list(part.find_all(exp.Column))
-        known = "span" in part.meta and all(one.table in names for one in columns)
-        if not known or part.find(exp.Select):
+        known = all(one.table in names and "start" in one.this.meta for one in columns)
+        if not known or part.find(exp.Select) or "span" not in part.meta:
             return ""
         span = self.parsed.span(part)
-        first = [(one, one.parts[0].meta["start"]) for one in columns]
+        prefixes = (Span(one.parts[0].meta["start"], one.this.meta["start"]) for one in columns)
         edits = [
-            Edit(Span(begin, one.this.meta["start"]), names[one.table]).moved(-span.start)
-            for one, begin in first
+            Edit(prefix, names[one.table]).moved(-span.start)
+            for one, prefix in zip(columns, prefixes, strict=True)
         ]
         return " ".join(applied(self.parsed.source(span), edits).split())
 
