@@ -29,7 +29,7 @@ from queueproof.report.text import with_code
 from tests.fix_histories import each
 from tests.fix_places import BROKEN, REFERENCE, SKIP_LOCKED
 from tests.fix_programs import finished
-from tests.fix_queues import FREE, queue_file
+from tests.fix_queues import CLAIM, FREE, queue_file
 
 FORMS = {
     "single_claim_select_then_update": "claim: status = 'queued' asked instead",
@@ -364,6 +364,8 @@ UPDATE jobs SET status = 'completed' WHERE id = :id;"""
 LOST = """
 UPDATE jobs SET status = 'queued' WHERE id IN (
 SELECT jobs.id FROM runs JOIN jobs ON jobs.id = runs.job WHERE runs.ends < now()) RETURNING id;"""
+TURNED = CLAIM.replace("ORDER BY id LIMIT 1", "ORDER BY due, rank, id LIMIT :limit")
+TAKES_OVER = "\nUPDATE jobs SET n = n + 1 WHERE ends < now() RETURNING id;"
 HOLDER = (
     "(id, receipt)!\nUPDATE jobs SET status = 'completed' WHERE id = :id AND receipt = :receipt;"
 )
@@ -505,6 +507,16 @@ MADE = {
         "AND runs.outcome IS NULL) RETURNING id;",
     ),
     "with its run": ("fencing", {"complete": RUN}, "AND EXISTS (SELECT FROM ended)"),
+    "another first": (
+        "order",
+        {"header": 'order = "priority, fifo"', "claim": f"(limit)\n{TURNED}"},
+        "ORDER BY rank, due, id",
+    ),
+    "as a claim takes over": (
+        "live-lease",
+        {"claim": TAKES_OVER, "recover": DELETES},
+        "interval '1 h' AND ends < now() RETURNING",
+    ),
     "taken along": (
         "routing",
         {

@@ -117,10 +117,10 @@ def _as_others(site: Site, draft: Draft) -> Iterator[Change]:
     for rows in site.rows() if site.own else ():
         if rows.table in locked and not isinstance(rows.node, exp.Select):
             continue
-        kinds = {site.block, "held"} if site.block in HELD | {"recover"} else {site.block}
-        pool = {
-            one: None for kind in sorted(kinds) for one in draft.asked.get((kind, rows.table), ())
-        }
+        # A recovery takes what a claim that takes over would.
+        kinds = ("recover", "claim", "held") if site.block == "recover" else (site.block,)
+        kinds = ("held",) if site.block in HELD else kinds
+        pool = {one: None for kind in kinds for one in draft.asked.get((kind, rows.table), ())}
         mine = {site.told(rows, part) for part in site.where(rows.node)}
         for asked in (one for one in pool if one not in mine):
             if of_several and _PARAMETER.search(asked):
@@ -467,6 +467,10 @@ def _ordered(site: Site, draft: Draft) -> Iterator[Change]:
         if (own := select.args.get("order")) is not None:
             if site.text(own).split() != order.split():
                 yield Change(order, [Edit(parsed.span(own), order)])
+            parts = [site.text(key) for key in own.expressions]
+            for first in parts[1:]:
+                wanted = f"ORDER BY {', '.join([first, *(one for one in parts if one != first)])}"
+                yield Change(wanted, [Edit(parsed.span(own), wanted)])
         else:
             begin = parsed.span(limit).start
             line = parsed.text.rfind("\n", 0, begin)
