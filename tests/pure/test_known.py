@@ -19,6 +19,7 @@ from queueproof.queues.sqlfile import load_text
 from queueproof.report.card import Break, Card, Judgement, Place
 from queueproof.report.story import Account, Part
 from queueproof.report.terminal import Output, print_breaks, print_story, print_whole, summary
+from queueproof.report.text import TRIED
 from tests.fix_places import SKIP_LOCKED
 
 
@@ -191,11 +192,28 @@ def test_the_line_of_a_fix_is_a_whole_sentence(name: str) -> None:
     """Its code is not cut at the dots that stand for a part of it."""
     out = Output(written := StringIO())
     out._force_terminal, out.width = True, 100
-    card = Card("q.sql", "p", 0, 1.0, [Judgement(name, "broken", "a", "story")])
-    print_breaks(out, card, "queueproof replay q.sql", named=True)
-    fix = written.getvalue().partition("Fix: ")[2].partition("\n\n")[0]
+    found = [Judgement(name, "broken", "a", "story", more=(Break("b", "told", None),))]
+    print_breaks(out, Card("q.sql", "p", 0, 1.0, found), "queueproof replay q.sql", named=True)
+    fix = written.getvalue().partition("Fix: ")[2].partition("\x1b")[0]
     assert fix
     assert fix.count("`") % 2 == 0
+
+
+def test_a_fix_that_stands_directly_above_is_not_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The commands below it say how to apply it, where git takes the diff."""
+    out = Output(written := StringIO())
+    monkeypatch.setattr(out, "_force_terminal", True)
+    told = f"Add it. {TRIED}"
+    for name in ("q.sql", "../q.sql"):
+        found = [Judgement("order", "broken", "a", "story", "T", remedy=told)]
+        card = Card(name, "p", 0, 1.0, found)
+        print_breaks(out, card, "queueproof replay", named=True, mend=f"queueproof mend {name}")
+    assert "Fix: " not in written.getvalue()
+    here, above = written.getvalue().split("Explain a guarantee:")[:2]
+    assert here.endswith(
+        " queueproof mend q.sql > fix.diff\nApply it:             git apply fix.diff\n"
+    )
+    assert above.endswith(" queueproof mend ../q.sql > fix.diff\n")
 
 
 UNJUDGED = "If the claim is still the proposal's, yours was not judged."

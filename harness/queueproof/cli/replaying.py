@@ -105,7 +105,8 @@ def _replayed(target: Queue, token: str, where: opt.Where, export: Path | None) 
         print_remedy(out, told or remedy_of(guarantee, replayed.told, replayed.story, target))
         again[1:2] = ["mend"]
         mend = shlex.join(again) if isinstance(target, SqlFileQueue) else ""
-        print_next(out, guarantee, mend, fixed=TRIED in (told or ""))
+        files = target.files if isinstance(target, SqlFileQueue) else ()
+        print_next(out, guarantee, mend, fixed=TRIED in (told or ""), files=files)
     if export is not None:
         write(export, text)
         out.say(f"Wrote {export}")

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from itertools import islice
+from pathlib import Path
 from textwrap import indent
 from typing import IO
 
@@ -127,15 +129,20 @@ def print_remedy(out: Output, told: str, what: str = "it") -> None:
     out.say()
 
 
-def print_next(out: Output, guarantee: str, mend: str, *, fixed: bool = False) -> None:
+def print_next(
+    out: Output, guarantee: str, mend: str, *, fixed: bool = False, files: Iterable[str | Path] = ()
+) -> None:
     """Print the commands that go on from a break.
 
     `mend` looks for a change that mends the queue, and is empty where none does. `fixed`: a change
-    was tried for each break, so that a diff will come of it.
+    was tried for each break, so that a diff will come of it; the change is one of `files`.
     """
     if mend:
         what = "Write a checked fix:" if fixed else "Search for a fix:"
         out.say(f"{what:<22}{mend}{' > fix.diff' * fixed}")
+        # Git refuses a diff of a file outside the folder that it is called in.
+        if fixed and not any(os.path.relpath(file).startswith("..") for file in files):
+            out.say(f"{'Apply it:':<22}git apply fix.diff")
     out.say(f"{'Explain a guarantee:':<22}queueproof explain {guarantee}")
 
 
@@ -145,9 +152,11 @@ def print_breaks(
     """Print what broke in a few lines, and what can be done about it.
 
     `replay` is the command that replays a story, up to its name if it is `named`, else its token;
-    `mend` as for `print_next`. No `fix` is told of each where a change is looked for next.
+    `mend` as for `print_next`. With `fix`, how to fix each has been told; it is repeated in a line
+    where other breaks stand in between.
     """
     breaks = card.breaks
+    repeated = fix and len(breaks) > 1
     for name, (judgement, story) in breaks.items():
         where = f"{story.place.file}:{story.place.line}" if story.place else card.queue
         if not out.is_terminal:
@@ -156,7 +165,7 @@ def print_breaks(
         safe = judgement.remedy or remedy(judgement.id, judgement.told)
         first = _FIRST_SENTENCE.split(with_code(safe)[0])[0]
         out.say(Text.assemble((name, STYLES["broken"]), f"  {where.rpartition('/')[2]}"))
-        _indented(out, story.reason, *[f"Fix: {first}"] * fix)
+        _indented(out, story.reason, *[f"Fix: {first}"] * repeated)
     for judgement in card.guarantees if breaks and out.is_terminal else ():
         if judgement.explained:
             out.say(Text.assemble((judgement.id, STYLES["inconclusive"]), "  inconclusive"))
@@ -171,7 +180,8 @@ def print_breaks(
             out.say(f"{what:<22}{replay} {name if named else token}{more}")
     for judgement, _ in islice(breaks.values(), 1):
         fixed = all(TRIED in (one.remedy or "") for one, _ in breaks.values())
-        print_next(out, judgement.id, mend, fixed=fixed)
+        files = [one.place.file if one.place else card.queue for _, one in breaks.values()]
+        print_next(out, judgement.id, mend, fixed=fixed, files=files)
     if breaks or card.accepted:
         out.say()
 
