@@ -152,11 +152,14 @@ def test_the_page_takes_nothing_from_elsewhere() -> None:
 def test_the_broken_come_first_and_the_whole_table_last() -> None:
     """The broken come first, then the accepted, then every verdict; the others are counted."""
     accepted = replace(broken(race()), id="order", verdict="accepted")
-    three = card(Judgement("single-claim", "holds", "r"), accepted, broken(race()))
-    found = Reader(to_page([three]))
+    others = Judgement("routing", "not-offered", "r"), Judgement("single-claim", "holds", "r")
+    found = Reader(to_page([card(*others, accepted, broken(race()))]))
     places = [found.text.index(what) for what in (": non-blocking", ": order", "Verdicts")]
     assert places == sorted(places)
-    assert "single-claim" in found.text[places[-1] :]
+    table = found.text[places[-1] :]
+    worst_first = "non-blocking", "order", "single-claim", "routing", "not offered"
+    places = [table.index(what) for what in worst_first]
+    assert places == sorted(places)
     asked = [Judgement(name, "inconclusive", NOT_JUDGED) for name in ("order", "backoff")]
     page = to_page([card(Judgement("fencing", "broken", "because", "story", "T"), *asked)])
     assert "Not judged: the 2 other guarantees, because --fail-fast ended" in page

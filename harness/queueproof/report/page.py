@@ -7,6 +7,7 @@ import json
 import re
 import shlex
 from collections.abc import Mapping, Sequence
+from functools import partial
 
 from markupsafe import Markup, escape
 from pygments.lexers.sql import PostgresLexer
@@ -17,7 +18,7 @@ from queueproof.bench.render import Section
 from queueproof.errors import QueueproofError
 from queueproof.guarantees.catalogue import CATALOGUE
 from queueproof.report import terminal, text
-from queueproof.report.card import SCHEMA, Card, Verdict
+from queueproof.report.card import SCHEMA, Card, Verdict, worst_first
 from queueproof.report.data import read
 from queueproof.report.draw import STYLE, draw
 from queueproof.report.forms import filled_in
@@ -63,6 +64,7 @@ def to_page(
         replay=replay,
         indexed=[_indexed(card, number) for number, card in enumerate(cards, start=1)],
         judged=[id_ for id_ in CATALOGUE if any(id_ == j.id for c in cards for j in c.guarantees)],
+        by_severity=partial(sorted, key=worst_first),
         marks=_MARKS,
         style=Markup(STYLE),  # noqa: S704 - a constant of ours
         drawn=lambda story, link: Markup(draw(story, link)),  # noqa: S704 - XML, escaped
