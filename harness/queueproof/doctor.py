@@ -87,7 +87,7 @@ def _things() -> Iterator[_Thing]:
     yield (
         "docker",
         lambda: _said("docker", "version", "--format", "{{.Server.Version}}"),
-        "--postgres container:postgres:18, any version or image; wants the extra container too",
+        "--postgres container:postgres:18, any version or image; also needs `extra container`",
         "install Docker, and start it: `docker version` must succeed",
     )
     yield (

@@ -122,7 +122,7 @@ _EXAMPLES = {
     "accept": ("jobs.sql",),
     "schema": ("> card.schema.json",),
     "help": ("file-format", "check"),
-    "mend": ("jobs.sql", "jobs.sql --only fencing > fencing.diff"),
+    "mend": ("jobs.sql", "jobs.sql --only fencing > fix.diff; git apply fix.diff"),
     "bench": (
         "jobs.sql",
         "old.sql new.sql --compare",

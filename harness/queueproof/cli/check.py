@@ -26,7 +26,7 @@ def check(
         typer.Argument(
             metavar="QUEUE",
             help=f"{opt.QUEUES} With several queues, each gets its own report files. The exit code"
-            " is the worst one, in this order: 4, 1, 2, 0. Without a QUEUE, the queues that"
+            " is the first of 4, 1, 2, 0 that one of them has. Without a QUEUE, the queues that"
             " [tool.queueproof] in pyproject.toml lists are checked.",
             show_default=False,
         ),
@@ -52,7 +52,7 @@ def check(
 ) -> int:
     """Find out which guarantees a queue breaks, and how.
 
-    Usually enough: `queueproof check jobs.sql --profile quick`. Before you merge, run it without
+    For daily work: `queueproof check jobs.sql --profile quick`. Before a merge: without
     `--profile`.
 
     Exit codes:

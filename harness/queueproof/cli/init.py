@@ -40,12 +40,17 @@ def init(
         ),
     ] = None,
     table: Annotated[
-        str | None, typer.Option(metavar="NAME", help="With --from-schema: the table of the jobs.")
+        str | None,
+        typer.Option(metavar="NAME", help="With --from-schema: the name of the jobs table."),
     ] = None,
     postgres: Postgres = None,
     trust: Trust = False,
 ) -> None:
-    """Write a commented queue file, or a worker, to start from."""
+    """Write a commented queue file, or a worker, to start from.
+
+    With `--from-schema`, your schema is installed on a server (`--postgres`), in a new database,
+    and the proposal is tried there.
+    """
     if from_schema is not None:
         _init_from(path, from_schema, table, Where(postgres, trust))
         return
@@ -58,7 +63,10 @@ def init(
     template = files("queueproof.queues").joinpath("templates", source).read_text(encoding="utf-8")
     write_new(path, template)
     queue = name.format(path if path.suffix == ".sql" else shlex.quote(str(path)))
-    typer.echo(f"Wrote {path}: a queue that works. Put your SQL there, and check it:")
+    what = "a queue that works. Replace its SQL with yours"
+    if path.suffix != ".sql":
+        what = "a worker that works. Replace its SQL with calls of your library"
+    typer.echo(f"Wrote {path}: {what}, and check it:")
     if path.suffix == ".mjs":
         typer.echo("  npm install pg")
     typer.echo(f"  queueproof check {shlex.quote(queue)} --profile quick")

@@ -138,8 +138,8 @@ def _mend(asked: CheckOptions, target: Queue, out: Output, card: Card) -> tuple[
     if not known.diff:
         return card, "No change was found that mends it."
     rest = f", but not {', '.join(known.left)}" if known.left else ""
-    mended = f"The change printed above mends {', '.join(known.mended)}{rest}."
-    return card, f"{mended} The file still holds the broken version."
+    mended = f"The change above fixes {', '.join(known.mended)}{rest}."
+    return card, f"{mended} Your file is unchanged."
 
 
 def _accepted(_: CheckOptions, target: Queue) -> GoOn:
@@ -170,9 +170,9 @@ GOING_ON: Mapping[str, Callable[..., int]] = {
         """Look for a small change that fixes a queue.
 
         Checks the queue, tries known fixes, runs all checks on the fixed queue, and prints the best
-        fix as a diff. This may take minutes for each broken guarantee; Ctrl-C prints what was found
-        so far. Your file is not changed: `git apply` takes the diff. The exit code is about your
-        file: 1 if it is broken, even if a fix was found.
+        fix as a diff. This can take minutes for each broken guarantee; Ctrl-C stops, and prints
+        the best fix so far. Your file is not changed: apply the diff with `git apply`. The exit
+        code is about your file: 1 if it is broken, even if a fix was found.
         """,
         opt.ProfileName.quick,
         _mended,

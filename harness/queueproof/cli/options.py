@@ -45,23 +45,24 @@ Only: TypeAlias = Annotated[
     list[str] | None,
     _option(
         ASKED,
-        "Check only these guarantees. To list them: `queueproof guarantees`.",
+        "Check only these guarantees (list: `queueproof guarantees`).",
         metavar="ID,...",
     ),
 ]
 Skip: TypeAlias = Annotated[
-    list[str] | None, _option(ASKED, "Check all guarantees but these.", metavar="ID,...")
+    list[str] | None, _option(ASKED, "Check all guarantees except these.", metavar="ID,...")
 ]
-_REQUIRE = "Exit 2 if one of these cannot be judged, for example because PgBouncer is missing."
+_REQUIRE = "Exit with 2 if one of these cannot be judged, for example because PgBouncer is missing."
 Require: TypeAlias = Annotated[list[str] | None, _option(ASKED, _REQUIRE, metavar="ID,...")]
 _WITH = (
     "A second version of QUEUE: workers of both run at the same time, as in a rolling deploy. Its"
-    " `schema` block must be the same as in QUEUE, or a migration of QUEUE's tables."
+    " `schema` block must be that of QUEUE, or a migration of QUEUE's tables."
 )
 With: TypeAlias = Annotated[str | None, _option(ASKED, _WITH, "--with", metavar="FILE")]
 _PROFILE = (
     "How thorough. For an SQL file, on two idle cores, quick takes 10 to 20 s, default 30 to 120 s,"
-    " deep many minutes. Broken queues and worker programs take longer."
+    " deep many minutes. With quick, a broken queue takes one to four minutes, because a fix is"
+    " looked for. Worker programs take longer."
 )
 Profile: TypeAlias = Annotated[ProfileName, _option(HOW, _PROFILE)]
 ProfileOrProjects: TypeAlias = Annotated[
@@ -70,7 +71,9 @@ ProfileOrProjects: TypeAlias = Annotated[
 ]
 _SEED = "Random seed. The same seed and profile give the same verdict."
 Seed: TypeAlias = Annotated[int, _option(HOW, _SEED)]
-_FAIL_FAST = "Stop as soon as something breaks. The rest is not judged, and no fix is tried out."
+_FAIL_FAST = (
+    "Stop as soon as something breaks. The other guarantees are not judged, and no fix is tried."
+)
 FailFast: TypeAlias = Annotated[bool, _option(HOW, _FAIL_FAST, "--fail-fast", metavar="")]
 _JOBS = "Divide the work among N processes. The result does not depend on it."
 Jobs: TypeAlias = Annotated[
@@ -82,14 +85,17 @@ _CLUSTER = (
 )
 Cluster: TypeAlias = Annotated[str | None, _option(HOW, _CLUSTER, metavar="tcp://HOST:PORT")]
 _FORMS = ", ".join(f"{form} ({what})" for form, what in SERVERS.items())
-_POSTGRES = f"Which PostgreSQL: {_FORMS}, or a DSN."
+_POSTGRES = (
+    f"Which PostgreSQL: {_FORMS}, or a DSN (the address of your server,"
+    " `postgresql://user@host/db`)."
+)
 _EMBEDDED = "$QUEUEPROOF_POSTGRES, or embedded"
 Postgres: TypeAlias = Annotated[
     str | None, _option(SERVER, _POSTGRES, metavar="SOURCE", show_default=_EMBEDDED)
 ]
 _TRUST = (
-    "Allow a DSN that logs in as a superuser on a server with other people's databases. Dangerous:"
-    " the queue's SQL can then do anything on that machine."
+    "Allow a DSN of a superuser on a server that has other people's databases too. Dangerous: the"
+    " queue's SQL can then do anything on that machine."
 )
 Trust: TypeAlias = Annotated[bool, _option(SERVER, _TRUST, "--trust", metavar="")]
 

@@ -44,7 +44,7 @@ def replay(
     trust: opt.Trust = False,
     debug: opt.Traceback = False,  # noqa: ARG001 - `run` looks for it
 ) -> int:
-    """Show a break again, step by step.
+    """Run a break again, step by step.
 
     Exits 1 when it happens again, 0 when it does not, 4 when the queue lacks what it needs.
     """

@@ -79,7 +79,7 @@ def tell(
 
 
 def show(queue: QueueFile) -> None:
-    """Print a queue file merged with the file that it `extends`."""
+    """Print a queue file together with what it inherits from the file that it `extends`."""
     from queueproof.queues.resolve import sql_file
 
     typer.echo(sql_file(queue, "show").whole.rstrip())
