@@ -28,12 +28,10 @@ ROUNDS, SECONDS = 3, 0.5  # for a run of ten minutes
 CONVOY = (REFERENCE, "for_update", "nowait")
 HOLD = 0.005  # seconds
 INTRODUCTION = """\
-**Use skip_locked. With many workers, claim at most 10 jobs at a time. Take lease_batch only if
-claims are your bottleneck: all jobs of a claim share one lease, and a slow one keeps it for
-all.** The server and the workers shared {cores} cores. Below is
-[what each name means](#the-names). lease_batch and lease_table complete a batch and claim the next
-one in one statement (`complete_and_claim`), the other strategies in two: in batches of 1, that may
-be most of the difference.
+**Use skip_locked** (one UPDATE with `FOR UPDATE SKIP LOCKED`). **With many workers, claim at most
+10 jobs at a time. Take lease_batch only if claims are your bottleneck:** all jobs of a claim then
+share one lease, so one slow job keeps the lease of all. The server and the workers shared {cores}
+cores. [What each name means](#the-names) is below.
 """
 NAMED = """\
 ## The names
@@ -50,6 +48,10 @@ NAMED = """\
 - select_then_update: two statements, without a lock.
 - at_most_once: deletes a job when it is claimed, so that a crash loses it: here only as an upper
   bound.
+
+lease_batch and lease_table complete a batch and claim the next one in one statement
+(`complete_and_claim`), the other strategies in two: in batches of 1, that may be most of the
+difference.
 """
 WHY = {
     REFERENCE: (
@@ -149,19 +151,20 @@ def _beside(report: BenchReport) -> list[str]:
     first, waiting = known.get((REFERENCE, held)), known.get((CONVOY[1], held))
     if first and waiting:
         told.append(
-            "**Plain FOR UPDATE makes the workers wait in line.** With 16 workers and transactions"
-            f" of {held.held('')}, {REFERENCE} does {numbers.median(first.ratios(waiting))} times"
-            f" the jobs/s of {waiting.queue}, which breaks"
-            f" [`non-blocking`]({GUARANTEES}#non-blocking)."
+            "**Plain FOR UPDATE makes the workers wait for each other.** With 16 workers and"
+            f" transactions of {held.held('')}, {REFERENCE} does"
+            f" {numbers.median(first.ratios(waiting))} times the jobs/s of {waiting.queue}, which"
+            f" breaks [`non-blocking`]({GUARANTEES}#non-blocking)."
         )
-    shapes = Shape(1, 4), Shape(100, 4)
-    one, many = (_multiples(known, shape) for shape in shapes)
-    if one:
-        rows = [f"| {name} | {one[name]} | {many.get(name, 'n/a')} |" for name in one]
-        heads = " | ".join(f"batch {shape.batch}" for shape in shapes)
+    batches = 1, 10, 100
+    found = [_multiples(known, Shape(batch, 4)) for batch in batches]
+    if found[0]:
+        cells = {name: [one.get(name, "n/a") for one in found] for name in found[0]}
+        rows = [f"| {name} | {' | '.join(row)} |" for name, row in cells.items()]
+        heads = " | ".join(f"batch {batch}" for batch in batches)
         told += [
             f"**Libraries do more for each job.** 4 workers; jobs/s relative to {REFERENCE}:",
-            "\n".join([f"| library | {heads} |", "| --- | ---: | ---: |", *rows]),
+            "\n".join([f"| library | {heads} |", f"| --- |{' ---: |' * len(batches)}", *rows]),
             (
                 "A library's figure includes its driver and its process. The strategies run as"
                 " plain SQL. Procrastinate claims one job at a time, so larger batches hardly help"

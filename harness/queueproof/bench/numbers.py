@@ -42,7 +42,7 @@ def with_spread(values: Sequence[float]) -> str:
 
 
 def with_range(values: Sequence[float], unit: str = "") -> str:
-    """The median; in brackets the least and the most: `0.5x (0.4 to 0.6)`."""
+    """The median; in parentheses the least and the most: `0.5x (0.4 to 0.6)`."""
     low, high = (rounded(end(values), half_range(values)) for end in (min, max))
     return f"{median(values)}{unit} ({low} to {high})"
 

@@ -130,7 +130,7 @@ def reading(report: BenchReport) -> str:
     if len(report.entries) > len(_bases(report.entries, first)):
         rounds = report.method.get("rounds", 0)
         told += (
-            f" In brackets: relative to {first}. The ratio was computed for each"
+            f" In parentheses: relative to {first}. The ratio was computed for each"
             f"{f' of the {rounds} rounds' if rounds > 1 else ' round'}; this is the median. If you"
             " divide the two figures yourself, you may get a slightly different ratio, because both"
             " are rounded."
@@ -177,7 +177,7 @@ def _comparison(entries: Sequence[Series], base: str) -> TitledTable:
         ("workers", "batch", "hold", "strategy", "jobs/s", f"relative to {base}", "waiting"),
         rows,
         "hold: how long a claim's transaction stays open before its COMMIT, as with an ORM."
-        f" 0.5x: half as many jobs/s as {base} (median of the rounds; in brackets the lowest and"
+        f" 0.5x: half as many jobs/s as {base} (median of the rounds; in parentheses the lowest and"
         " the highest)."
         " waiting: share of samples in which a worker's backend waited for a lock.",
     )
