@@ -9,13 +9,20 @@ from queueproof.explain import facts
 from queueproof.guarantees.catalogue import CATALOGUE
 
 PAGE = Path(__file__).parents[1] / "queueproof" / "guarantees" / "README.md"
+HEAD = (
+    "queueproof checks a queue against these {} guarantees. `queueproof explain ID` says more. A"
+    " guarantee *holds* if no run broke it, and it is *broken* if one did. It is *inconclusive* if"
+    " too little was seen to decide, and *not offered* if the queue lacks the operation or the"
+    " promise that it is about."
+)
 
 
 def readme() -> str:
     """A list, and a heading for each that links lead to."""
     parts = [
         "# Guarantees",
-        "What a queue is judged by. `queueproof explain ID` says more. Made by `make docs`.",
+        "<!-- Made by `make docs`. -->",
+        HEAD.format(len(CATALOGUE)),
         "\n".join(f"- [`{one.id}`](#{one.id}): {one.sentence}" for one in CATALOGUE.values()),
     ]
     for one in CATALOGUE.values():

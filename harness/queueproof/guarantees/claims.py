@@ -158,7 +158,7 @@ GUARANTEES = (
     Guarantee(
         id="concurrency-limit",
         called="max concurrency, semaphore, maximum of running jobs",
-        sentence="Never more running jobs than the declared cap.",
+        sentence="There are never more running jobs than the declared limit.",
         why="the dependency that the cap protects is overrun",
         source="https://github.com/janbjorge/pgqueuer/issues/761",
         wild="""The claim counts the running jobs: two claims count the same number in their
