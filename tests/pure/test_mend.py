@@ -512,6 +512,11 @@ MADE = {
         {"header": 'order = "priority, fifo"', "claim": f"(limit)\n{TURNED}"},
         "ORDER BY rank, due, id",
     ),
+    "by its beat": (
+        "live-lease",
+        {"heartbeat": "(id)!\nUPDATE jobs SET beat = now() WHERE id = :id;", "recover": DELETES},
+        "status = 'running' AND beat < now() - interval '1 h'",
+    ),
     "as a claim takes over": (
         "live-lease",
         {"claim": TAKES_OVER, "recover": DELETES},

@@ -128,6 +128,19 @@ def _as_others(site: Site, draft: Draft) -> Iterator[Change]:
             yield from _asking(site, rows.node, *filter(None, [rows.here(asked)]))
 
 
+def _beaten(site: Site, draft: Draft) -> Iterator[Change]:
+    """A recovery asks how old the last sign of life is, and not another time of the job's."""
+    for rows in site.rows():
+        beats = draft.written_to.get(("heartbeat", rows.table), {})
+        for part in site.where(rows.node):
+            told = site.told(rows, part) if isinstance(part, exp.LT | exp.LTE) else ""
+            column = part.this.name if told and isinstance(part.this, exp.Column) else ""
+            for beat in beats if column and column not in beats else ():
+                _, sign, rest = re.split(r"(<=?)", told, maxsplit=1)
+                asked = rows.here(f"{OWN}{quoted(beat)} {sign}{rest}")
+                yield Change(f"{asked} asked instead", [Edit(site.parsed.span(part), asked)])
+
+
 def _asking(site: Site, node: exp.Expr, *asked: str) -> Iterator[Change]:
     """A query or a change that asks more."""
     if asked and (edit := added(site.parsed, node, *asked)):
@@ -257,7 +270,7 @@ def _moved_whole(site: Site, draft: Draft) -> Iterator[Change]:
         for column in draft.inserted.get(into.this.name, ()):
             if column not in named:
                 there = into.expressions[-1].meta["end"] + 1
-                edits = [Edit.at(there, f", {column}"), Edit.at(listed, f", {column}")]
+                edits = [Edit.at(at, f", {quoted(column)}") for at in (there, listed)]
                 yield Change(f"takes {column} along", edits)
 
 
@@ -269,7 +282,7 @@ def _renewed(site: Site, _: Draft) -> Iterator[Change]:
         if not keyed or not isinstance(insert.this, exp.Schema):
             continue
         keys = {column.name for one in keyed for column in one.find_all(exp.Column)}
-        new = [one.name for one in insert.this.expressions if one.name not in keys]
+        new = [quoted(one.name) for one in insert.this.expressions if one.name not in keys]
         update = f"UPDATE SET {', '.join(f'{one} = EXCLUDED.{one}' for one in new)}"
         if edits := rewritten(site.parsed.text, r"(?i)(?<=\bDO )NOTHING\b", update) if new else []:
             yield Change(f"sets {', '.join(new)} of a row that is there", edits)
@@ -363,7 +376,7 @@ def _as_siblings(site: Site, draft: Draft) -> Iterator[Change]:
         for part in update.node.expressions:
             span, value = site.parsed.span(part), claimed.get(part.this.name, "")
             if value and value != site.told(update, part).partition("=")[2].strip():
-                new = f"{part.this.name} = {update.here(value)}"
+                new = f"{quoted(part.this.name)} = {update.here(value)}"
                 yield Change(f"sets {new}", [Edit(span, new)])
     for update, other in product(updates, _ENDS if site.block in _ENDS else ()):
         written = {part.this.name for part in update.node.expressions} | {draft.jobs["due"].name}
@@ -376,7 +389,7 @@ def _as_siblings(site: Site, draft: Draft) -> Iterator[Change]:
         }
         if lacking:
             end = site.parsed.span(update.node.expressions[-1]).end
-            more = "".join(f", {name} = {value}" for name, value in lacking.items())
+            more = "".join(f", {quoted(name)} = {value}" for name, value in lacking.items())
             yield Change(f"sets {', '.join(lacking)} as {other} does", [Edit.at(end, more)])
 
 
@@ -670,6 +683,7 @@ FORMS: Sequence[Form] = (
     ),
     Form(_read_first, "non-blocking no-deadlock", "claim recover promote cleanup"),
     Form(_as_others, f"{TWICE} stale-recovery backoff no-lost-job"),
+    Form(_beaten, "live-lease stale-recovery", "recover claim"),
     Form(_asked_again, f"{TWICE} no-lost-job stale-recovery backoff retry-bound"),
     Form(_narrowed, f"{TWICE} stale-recovery not-early routing no-starvation no-lost-job backoff"),
     Form(_row_by_row, "fencing", "complete_many"),

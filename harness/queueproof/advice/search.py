@@ -59,7 +59,7 @@ BRANCHES = 6  # candidates of a kind that are changed further
 SMALLER = 4  # forms that replace less, tried once one is found
 SURE = 3  # times that a story must not happen with the form that is told
 KEEPING = 3  # forms with which no story happens that are asked for the whole guarantee
-SHORT = 12  # lines of a change that are shown
+SHORT = 16  # lines of a change that are shown
 STORY = 60  # schedules of a story's program that must not tell it any more
 AGAIN = 4  # checks by everything
 AT_ONCE = 2  # candidates that are examined beside each other; the first that is sound is taken
@@ -91,6 +91,7 @@ _TO_DO = {  # patterns of a form's name, each with the words in which a reader i
     r"^(\w+): (.*) added, (.*) instead of (\w+)$": r"Add \2 to \1, and write \3 instead of \4",
     r"^(\w+): (.*) dropped$": r"Drop \2 from \1",
     r"^\w+: (.*) dropped from (.*)$": r"Drop \1 from \2",
+    r"^(\w+): (.*) asked instead$": r"Let \1 ask for \2 instead",
     r"^(\w+): (.*) moved to the end$": r"Move \2 to the end of \1",
     r"^(\w+): sets (.*)$": r"Let \1 set \2",
     r"^\w+: compares (.*)$": r"Compare \1",
