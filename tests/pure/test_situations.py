@@ -135,6 +135,14 @@ def test_a_worker_beats_while_it_ends_its_job(ends: str) -> None:
     pytest.fail("they do not meet")
 
 
+def test_tokens_of_two_claims_are_of_a_batch_that_was_lost_and_got_again() -> None:
+    """Each claim is of the whole batch: no job of it has had an attempt before, or fails alone."""
+    mixed = Do("complete_many", part="one of each")
+    first = map(acts, Suite(offered("skip_locked.sql")).first(ALONE, FIRST))
+    kinds = next([do.kind for do in dos[: dos.index(mixed)]] for dos in first if mixed in dos)
+    assert kinds == ["advance", "claim", "advance", "recover", "claim"]
+
+
 def test_a_batch_is_ended_while_others_act() -> None:
     """By whoever has that job now; and while its worker beats, on a thread of its own."""
     late = [races(one) for one in meetings("skip_locked.sql")]

@@ -245,9 +245,11 @@ class Space:
         for who in self._workers(at):
             if not ((self.rules.held or self.rules.one_each) and at.holder == who):
                 yield who, claim(self.batch), self._claims(at, who)
-            mine = len(self._of(at, who))
-            for nth in sorted({0, mine - 1}) if mine else ():
-                for do in self._ends_by(nth):
+            mine = self._of(at, who)
+            # What was taken back from a worker together it may have got together again.
+            again = len(mine) > 1 and at.ends[at.claims.index(mine[-2])] in {"recover", "claim"}
+            for nth in sorted({0, len(mine) - 1}) if mine else ():
+                for do in self._ends_by(nth, again=again):
                     yield who, do, self._ends(at, who, do)
             if not mine and "start" in offers:
                 yield who, START, {}
@@ -285,7 +287,7 @@ class Space:
     def _of(self, at: Situation, who: str) -> list[Call]:
         return [call for call in at.claims if call.actor == who]
 
-    def _ends_by(self, nth: int) -> Iterator[Do]:
+    def _ends_by(self, nth: int, *, again: bool) -> Iterator[Do]:
         """The ways in which a worker may act on what it has got by one of its claims."""
         alone = self.pieces.enders(nth * self.batch)
         if self.batch == 1:
@@ -294,7 +296,7 @@ class Space:
             yield Do("complete_and_claim", batch=nth)
         if "complete_many" in self.pieces.offers and (self.batch > 1) == self.pieces.takes_limit:
             yield Do("complete_many", batch=nth)
-            if nth:  # what was got by all of them
+            if nth and again:  # what was got by all of them
                 yield Do("complete_many", part="one of each")
         if self.batch > 1:  # what leads to the same comes after that
             yield from alone
@@ -377,7 +379,7 @@ class Space:
                     often = idle or (n > 0 and deed.do.kind == "heartbeat")
                     stage = (script(deed.actor, *[deed.do] * (OFTEN if often else 1)),)
                     make = partial(self._program, at, stage, look)
-                    what = (self._role(at, deed), deed.do.kind, n)
+                    what = (self._role(at, deed), deed.do.kind, deed.do.part, n)
                     # A sign of life may count the first time alone.
                     second = at.beaten and deed.do.kind == "heartbeat"
                     kind = (self.batch, *self._stands(at), *what, second)
@@ -638,7 +640,9 @@ class Space:
         # Only a list tells whether a recovery has ended a job, or left it for a claim to bury.
         buried = at.job.phase == Phase.FAILED and at.ends[-1:] == ("recover",)
         seen = [script("observer", OBSERVE)] * (buried and "jobs" in self.pieces.offers)
-        came = (*self._ahead, *before, *crashed, *at.way, *seen)
+        # By tokens of two claims the jobs of a batch are apart as they are.
+        mixed = self.batch > 1 and any(do.part == "one of each" for _, dos in stage for do in dos)
+        came = (*(() if mixed else self._ahead), *before, *crashed, *at.way, *seen)
         way = in_turn(SETTLE, *came, *others, *[aligned] * exact)
         program = Program(jobs, (*way, stage, *look), self._jobs[:1] * RESERVE)
         return _like_the_other(program) if jobs and self._joins((*at.way, *stage)) else program
