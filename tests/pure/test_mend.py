@@ -366,6 +366,10 @@ UPDATE jobs SET status = 'queued' WHERE id IN (
 SELECT jobs.id FROM runs JOIN jobs ON jobs.id = runs.job WHERE runs.ends < now()) RETURNING id;"""
 TURNED = CLAIM.replace("ORDER BY id LIMIT 1", "ORDER BY due, rank, id LIMIT :limit")
 TAKES_OVER = "\nUPDATE jobs SET n = n + 1 WHERE ends < now() RETURNING id;"
+KEPT = """(id)!
+WITH ended AS (UPDATE jobs SET status = CASE WHEN n < 3 THEN 'queued' ELSE 'failed' END
+WHERE id = :id RETURNING id, status), freed AS (UPDATE slots SET job = NULL FROM ended
+WHERE slots.job = ended.id AND ended.status = 'failed') SELECT id FROM ended;"""
 HOLDER = (
     "(id, receipt)!\nUPDATE jobs SET status = 'completed' WHERE id = :id AND receipt = :receipt;"
 )
@@ -507,6 +511,7 @@ MADE = {
         "AND runs.outcome IS NULL) RETURNING id;",
     ),
     "with its run": ("fencing", {"complete": RUN}, "AND EXISTS (SELECT FROM ended)"),
+    "of any end": ("no-lost-job", {"fail": KEPT}, "WHERE slots.job = ended.id) SELECT"),
     "another first": (
         "order",
         {"header": 'order = "priority, fifo"', "claim": f"(limit)\n{TURNED}"},

@@ -653,7 +653,9 @@ def _dropped(site: Site, draft: Draft) -> Iterator[Change]:
     if site.block != "recover":  # which ends what has no attempt left, too
         needed.append(known["attempts"])
     names = "|".join(one.name for one in needed if one)
-    plain = re.compile(rf"`(\w+\.)?({names}) (=|<|<=) [^ ]+`")
+    ended = (known.states.get(state, "") for state in ("completed", "failed"))
+    over = "|".join(re.escape(state) for state in ended if state) or "$"
+    plain = re.compile(rf"`(\w+\.)?({names}) (=|<|<=) (?!{over})[^ ]+`")
     yield from (change for change in conditions(site.parsed) if not plain.search(change.what))
 
 
@@ -688,7 +690,7 @@ FORMS: Sequence[Form] = (
     Form(_narrowed, f"{TWICE} stale-recovery not-early routing no-starvation no-lost-job backoff"),
     Form(_row_by_row, "fencing", "complete_many"),
     Form(_in_pairs, "fencing", "complete_many"),
-    Form(_with_the_job, f"{TWICE} no-lost-job", _ON_HELD),
+    Form(_with_the_job, f"{TWICE} {_LOST}", _ON_HELD),
     Form(_moved_whole, "routing order retry-bound retry-given not-early no-lost-job backoff"),
     Form(_renewed, "live-lease stale-recovery single-claim"),
     # Whom it keeps from an error may go on with half of what it was to do.

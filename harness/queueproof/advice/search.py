@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from difflib import SequenceMatcher, unified_diff
 from functools import partial
 from io import StringIO
-from itertools import count, islice
+from itertools import count, islice, product
 from pathlib import Path
 from typing import NamedTuple
 
@@ -192,11 +192,16 @@ def advise(
     broken = [one for one in card.guarantees if one.verdict == "broken"]
     if not (broken and isinstance(queue, SqlFileQueue)):
         return {}
-    file, budget = source(queue), iter(range(OF_ALL))
+    file = source(queue)
     text = file.text
     found: dict[str, Advice] = {}
     used: dict[str, Fix] = {}
-    for one in sorted((one for one in broken if one.id not in DEAR), key=_first):
+    judged = sorted((one for one in broken if one.id not in DEAR), key=_first)
+    # The second time only what was found to mend others.
+    budgets = (iter(range(OF_ALL)), iter(()))
+    for budget, one in product(budgets, judged):
+        if one.id in found:
+            continue
         stories = tuple(story.replay for story in one.stories if story.replay)
         goal = Goal(stories, (), tuple(other.id for other in broken if other is not one))
         ask = partial(_judged, path=queue.name, goal=goal, seed=card.seed, server=server)
