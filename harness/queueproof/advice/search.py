@@ -197,11 +197,12 @@ def advise(
     found: dict[str, Advice] = {}
     used: dict[str, Fix] = {}
     judged = sorted((one for one in broken if one.id not in DEAR), key=_first)
-    # The second time only what was found to mend others.
-    budgets = (iter(range(OF_ALL)), iter(()))
-    for budget, one in product(budgets, judged):
-        if one.id in found:
+    budget = iter(range(OF_ALL))
+    for again, one in product((False, True), judged):
+        if one.id in found or (again and not used):
             continue
+        if again:  # only what was found to mend others
+            budget = iter(())
         stories = tuple(story.replay for story in one.stories if story.replay)
         goal = Goal(stories, (), tuple(other.id for other in broken if other is not one))
         ask = partial(_judged, path=queue.name, goal=goal, seed=card.seed, server=server)
