@@ -128,6 +128,7 @@ def test_what_was_just_enqueued_is_found_however_fast_the_machine_is(lab_of: Lab
     lab = lab_of(reference("now() + :delay", "now() + :delay + interval '15 milliseconds'"))
     run = Runner(lab).run(play("w1 claims; producer enqueues; w2 claims", reserve=1))
     assert [len(call.ids) for call in run.history.of_kind("claim")[:2]] == [1, 1]
+    assert measure(lab, calibrate(lab)).found  # its waits, too
 
 
 @pytest.mark.parametrize("order", ["ASC", "DESC"])

@@ -18,7 +18,7 @@ from queueproof.queues.model import FAILURE, TRACEBACK, Claim, Queue
 from queueproof.queues.offer import Offer
 from queueproof.run.lab import DEFAULT_BOUND, Lab
 from queueproof.run.session import drive, noted
-from queueproof.schedule.moments import DAY, DECADE, MARGIN, past
+from queueproof.schedule.moments import APART, DAY, DECADE, MARGIN, past
 from queueproof.space.pieces import DELAY, MOST_ATTEMPTS
 
 ONE_BY_ONE = 12  # attempts measured finely: by then a wait that doubles has met any usual cap
@@ -116,6 +116,7 @@ def _fail_again_and_again(lab: Lab, offer: Offer, waits: RetryWaits, tell: Tell)
     bound = queue.max_attempts or (DEFAULT_BOUND if takes_bound else LATER[-1] + 1)
     enqueue(lab)
     lab.promote(1)
+    lab.advance(APART)  # a queue may keep milliseconds, and round them up
     job = _claim(lab)
     lost = bound > LOST + 2 and _may_be_lost(offer)
     for turn in telling(range(1, min(bound - lost, LATER[-1] + 1)), tell):
