@@ -659,6 +659,11 @@ def test_a_remedy_knows_the_states_by_the_list_of_jobs() -> None:
             {"claim": f"\nBEGIN;\nSET LOCAL synchronous_commit = off;\n{FREE};\nCOMMIT;"},
             "Leave out `SET LOCAL synchronous_commit = off`",
         ),
+        (
+            "crash-safe",
+            {"schema#": "\nSELECT set_config('synchronous_commit', 'off', false);"},
+            "Leave out `set_config('synchronous_commit', 'off', false)`",
+        ),
         ("fencing", {}, ""),
     ],
 )
