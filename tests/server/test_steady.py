@@ -239,6 +239,17 @@ def test_a_claim_in_several_transactions_is_measured_whole(lab_of: LabOf) -> Non
     assert min(scans) > 40
 
 
+def test_the_index_that_lacks_is_that_of_the_largest_table(lab_of: LabOf) -> None:
+    """Of three slots nobody needs one."""
+    slots = "DROP INDEX jobs_enqueued_at_idx; CREATE TABLE slots AS SELECT generate_series(1, 3) n;"
+    free = "WITH slot AS MATERIALIZED (SELECT n FROM slots WHERE n < 9 ORDER BY n LIMIT 1)\nUPDATE"
+    found = slope(
+        lab_of(queue(more=slots, claim=CLAIM.replace("UPDATE", free, 1))), "waiting", MANY
+    )
+    assert found.index is not None
+    assert found.index.sql.startswith("CREATE INDEX ON jobs ")
+
+
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("kind", ["waiting", "finished"])
 def test_what_cannot_be_multiplied_is_filled_by_its_operations(lab_of: LabOf, kind: str) -> None:

@@ -51,7 +51,9 @@ FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamesp
 WHERE c.oid >= 16384 AND c.relkind IN ('r', 'i', 't', 'm', 'S') AND n.nspname <> 'clock'
 """
 _SIZE = """
-SELECT COALESCE(sum(pg_relation_size(relid)), 0) FROM pg_partition_tree(to_regclass('{}'))
+SELECT COALESCE(sum(pg_relation_size(COALESCE(p.relid, c.oid))), 0)
+FROM pg_catalog.pg_class c LEFT JOIN pg_partition_tree(c.oid) p ON true
+WHERE c.relkind IN ('r', 'p') AND c.relname = '{}'
 """
 _INDEXES = """
 SELECT pg_get_indexdef(indexrelid) FROM pg_catalog.pg_index WHERE indrelid >= 16384
@@ -656,8 +658,8 @@ class _Meter:
 
     def _size(self, index: ServingIndex) -> int:
         """The bytes of the table that an index is for, its partitions included."""
-        table = index.sql.split(maxsplit=4)[3].replace("'", "''")
-        ((size,),) = self.lab.execute(_SIZE.format(table))
+        table = index.sql.split(maxsplit=4)[3].rpartition(".")[2].strip('"')
+        ((size,),) = self.lab.execute(_SIZE.format(table.replace("'", "''")))
         return int(str(size))
 
 
