@@ -240,7 +240,7 @@ def test_a_claim_in_several_transactions_is_measured_whole(lab_of: LabOf) -> Non
 
 
 def test_the_index_that_lacks_is_that_of_the_largest_table(lab_of: LabOf) -> None:
-    """Of three slots nobody needs one."""
+    """Nobody needs an index of three slots."""
     slots = "DROP INDEX jobs_enqueued_at_idx; CREATE TABLE slots AS SELECT generate_series(1, 3) n;"
     free = "WITH slot AS MATERIALIZED (SELECT n FROM slots WHERE n < 9 ORDER BY n LIMIT 1)\nUPDATE"
     found = slope(

@@ -57,7 +57,7 @@ def _compared(whole: Block, _: Draft) -> Iterator[Change]:
 
 
 def _found(whole: Block, _: Draft) -> Iterator[Change]:
-    """What a function answers is FOUND of the change of the job, and not of what comes after."""
+    """A function answers FOUND of the job's change, and not of a statement behind it."""
     change = r"(?is)(\bBEGIN\s+(?:UPDATE|DELETE)\b[^;]*;)(\s*)"
     change += r"(?!\s*IF\b)(?=[^;]*;\s*RETURN\s+FOUND\b)"  # another one in between
     answer = r"\1\2IF NOT FOUND THEN RETURN false; END IF;\2"
@@ -70,7 +70,7 @@ def _committed_last(whole: Block, draft: Draft) -> Iterator[Change]:
     """A transaction ends behind all that belongs to it."""
     *before, last = whole.statements
     ends = [place for place in before if place.word in {"COMMIT", "END"}]
-    if len(ends) == 1 and last.word not in ends[0].word:
+    if len(ends) == 1 and last.word not in {"COMMIT", "END"}:
         gone = Edit(_with_end(draft, ends[0].span))
         there = Edit.at(last.span.end, f";\n{ends[0].text}")
         yield Change(f"{ends[0].text} moved to the end", [gone, there])

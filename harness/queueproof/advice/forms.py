@@ -219,7 +219,7 @@ def _narrowed(site: Site, draft: Draft) -> Iterator[Change]:
 
 
 def _with_the_job(site: Site, _: Draft) -> Iterator[Change]:
-    """What else a statement changes it changes only where its first change had a row."""
+    """A statement's other changes are made only where its first one had a row."""
     with_ = site.parsed.tree.args.get("with_")
     ctes = with_.expressions if with_ else ()
     made = next((one for one in ctes if isinstance(one.this, exp.Update | exp.Delete)), None)
@@ -587,7 +587,7 @@ def _unlocked(site: Site, _: Draft) -> Iterator[Change]:
 
 
 def _inside(site: Site, _: Draft) -> Iterator[Change]:
-    """What a row must be is asked where the LIMIT stands: what is left out behind it took room."""
+    """A condition stands before the LIMIT: rows that are left out behind it have taken room."""
     for rows in site.rows():
         parts = site.where(rows.node)
         within = [one for part in parts for one in part.find_all(exp.Select)]

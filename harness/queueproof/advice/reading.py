@@ -109,7 +109,7 @@ class Rows(NamedTuple):
         return "" if joined is None or joined.args.get("joins") else str(joined.alias_or_name)
 
     def here(self, told: str) -> str:
-        """What is told of other rows of the table, said of these; empty where that cannot be."""
+        """A condition or value of other rows of the table, said of these; empty where it cannot."""
         if OTHER in told and not self.other:
             return ""
         own = prefix_of(self.node) if self.alone else f"{self.alias}."
